@@ -28,6 +28,7 @@ from replset.operations.command import PROVE
 from replset.operations.dispatcher import Dispatcher
 from replset.operations.request import CommandRequest, ConnectionContext, Reply, Source
 from replset.operations.write_concern import WriteConcernFailure
+from replset.oplog_row import OplogRow
 from replset.replication.write_ops import WriteGroup
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.environment import Environment
@@ -192,7 +193,7 @@ class Client:
         self.proves = True
         """Whether commands between members come from a member."""
         self._begin = OPTIME_NULL
-        self.begins_at = len(self.entries())
+        self.begins_at = len(self._rows())
         """How many entries there were before this client came."""
         self._begin = rig.newest(name)
 
@@ -249,8 +250,10 @@ class Client:
 
     def entries(self) -> list[dict[str, Any]]:
         """The oplog, decoded, behind what the set wrote before this client came."""
-        rows = self.member.store.oplog_after(OPTIME_NULL, limit=10_000, max_bytes=1 << 30)
-        return [decode(row.entry) for row in rows if row.optime > self._begin]
+        return [decode(row.entry) for row in self._rows() if row.optime > self._begin]
+
+    def _rows(self) -> list[OplogRow]:
+        return self.member.store.oplog_after(OPTIME_NULL, limit=10_000, max_bytes=1 << 30)
 
 
 def note_waits(

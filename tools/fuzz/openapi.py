@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from hypothesis import strategies as st
 
-from tests.unit.api.kit import Api
+from tests.unit.api.kit import routes
 from tools.fuzz.http import judged
 from tools.fuzz.kit import Check, Target
 from tools.fuzz.member import OneMember, one_member
@@ -22,7 +22,7 @@ LEFT_OUT = ("/v1/replset/stepDown", "/v1/replset/resync", "/v1/replset/events")
 
 @cache
 def page() -> dict[str, Any]:
-    document: dict[str, Any] = Api().get("/openapi.json").json()
+    document: dict[str, Any] = routes().openapi()
     return document
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,12 +11,7 @@ import pytest
 from api.access import NEEDS, is_public
 from api.idempotency import KeyedWrite
 from api.tokens import LIFETIME_S
-from replset.auth.roles import Grants, Role
-from replset.auth.scram import Credentials
-from replset.auth.users import Login, User
-from replset.errors import AuthenticationFailedError
-from replset.key_file import Keys
-from tests.unit.api.kit import Api
+from tests.unit.api.kit import Api, routes
 
 ACTIONS = "/v1/action/"
 
@@ -45,48 +41,42 @@ NO_LOGINS = [
 ]
 
 
-def user(*roles: Role, stamp: bytes = b"1" * 32) -> User:
-    return User("ann", "admin", Credentials(1, b"", b"key", b""), frozenset(roles), stamp, {})
-
-
-class FakeUsers:
-    """A directory with at most one user, whose password is `right`."""
-
-    required = True
-    secret = b"secret" * 6
-
-    def __init__(self) -> None:
-        self.user: User | None = user(Role("root", "admin"))
-
-    async def find(self, name: str, database: str) -> User | None:
-        return self.user if (name, database) == ("ann", "admin") else None
-
-    async def check_password(self, name: str, database: str, password: str) -> User:
-        found = await self.find(name, database)
-        if found is None or password != "right":
-            raise AuthenticationFailedError("Authentication failed.")
-        return found
-
-    def grants(self, login: Login) -> Grants | None:
-        return None if self.user is None else self.user.grants
-
-
 def test_an_idempotency_key_is_its_users_own() -> None:
     """Two users who happen to take one key must not get each other's answers."""
     sessions = {str(KeyedWrite(b"k", "insertOne", b"{}", user).fields_of(0)["lsid"]) for user in ("", "ann", "bob")}
     assert len(sessions) == 3
 
 
-@pytest.fixture
-def users() -> FakeUsers:
-    return FakeUsers()
+def set_user(api: Api, *roles: tuple[str, str]) -> None:
+    """ann, whose password is `right`, has these roles now; without any she is gone."""
+    required = [api.rig.member(name).users for name in api.rig.cluster.machines]
+    for directory in required:
+        directory.required = False
+    client = api.rig.client()
+    client.run({"dropUser": "ann"}, "admin")
+    if roles:
+        rows = [{"role": role, "db": db} for role, db in roles]
+        client.ok({"createUser": "ann", "pwd": "right", "roles": rows, "writeConcern": {"w": len(required)}}, "admin")
+    for directory in required:
+        directory.required = True
 
 
 @pytest.fixture
-def api(users: FakeUsers) -> Api:
-    made = Api()
-    made.member.users, made.member.keys = users, Keys.public()
-    return made
+def api(api: Api) -> Iterator[Api]:
+    """Its member was started with --auth; ann is root."""
+    yield from secured(api)
+
+
+def secured(api: Api) -> Iterator[Api]:
+    set_user(api, ("root", "admin"))
+    yield api
+    for name in api.rig.cluster.machines:
+        api.rig.member(name).users.required = False
+
+
+@pytest.fixture
+def secured_secondary(secondary: Api) -> Iterator[Api]:
+    yield from secured(secondary)
 
 
 def token_of(api: Api, **more: str) -> str:
@@ -95,9 +85,7 @@ def token_of(api: Api, **more: str) -> str:
     return str(answer.json()["token"])
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in sorted(Api().get("/openapi.json").json()["paths"]) if not path.startswith(ACTIONS)]
-)
+@pytest.mark.parametrize("path", [path for path in sorted(routes().openapi()["paths"]) if not path.startswith(ACTIONS)])
 def test_every_route_says_what_it_needs(path: str) -> None:
     assert path in NEEDS or is_public(path), "write down in api/access.py what this route needs"
 
@@ -120,7 +108,7 @@ def test_all_else_asks_for_one(api: Api, path: str) -> None:
 @pytest.mark.parametrize("name", ["ann:right", "admin/ann:right"])
 def test_name_and_password(api: Api, name: str) -> None:
     assert api.get("/v1/replset/status", headers=basic(name)).status_code == 200
-    sender = api.dispatcher.requests[-1].connection
+    sender = api.requests[-1].connection
     assert str(sender.login) == "ann@admin"
     assert not sender.id, "so the localhost exception is not for HTTP"
 
@@ -131,21 +119,21 @@ def test_what_is_no_login(api: Api, headers: dict[str, str]) -> None:
     assert api.command_names() == []
 
 
-def test_a_token_ends_with_time_and_with_its_user(api: Api, users: FakeUsers) -> None:
+def test_a_token_ends_with_time_and_with_its_user(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     token = token_of(api, db="admin")
 
     def status() -> int:
         return api.get("/v1/replset/status", headers=bearer(token)).status_code
 
     assert status() == 200
-    users.user = user(Role("read", "shop"), stamp=b"2" * 32)
-    assert status() == 401, "the user was changed"
-    users.user = None
+    set_user(api)
     assert status() == 401
-    users.user = user(Role("root", "admin"))
+    set_user(api, ("root", "admin"))
+    assert status() == 401, "another user of that name"
+    token = token_of(api)
     assert status() == 200
     later = api.member.clock.wall_ms() + LIFETIME_S * 1000
-    api.member.clock.wall_ms = lambda: later
+    monkeypatch.setattr(api.member.clock, "wall_ms", lambda: later)
     assert status() == 401
 
 
@@ -196,22 +184,18 @@ ROUTES_BY_ROLE = [
 
 
 @pytest.mark.parametrize(("role", "path", "allowed"), ROUTES_BY_ROLE)
-def test_routes_without_a_command_ask_for_roles_too(
-    api: Api, users: FakeUsers, role: str, path: str, allowed: bool
-) -> None:
-    users.user = user(Role(role, "admin"))
-    if path == "/v1/replset/oplog" and allowed:
-        return
+def test_routes_without_a_command_ask_for_roles_too(api: Api, role: str, path: str, allowed: bool) -> None:
+    set_user(api, (role, "admin"))
     answer = api.get(path, headers=basic("ann:right"))
     assert (answer.status_code == 403) != allowed, answer.text
 
 
-def test_a_write_is_forwarded_with_its_user(api: Api, users: FakeUsers) -> None:
-    api.member.become_secondary()
+def test_a_write_is_forwarded_with_its_user(secured_secondary: Api) -> None:
+    api = secured_secondary
     answer = api.act("insertOne", document={"_id": 1}, headers=basic("ann:right"))
-    assert answer.status_code == 201
-    assert api.member.peer.calls[-1][1]["$replsetForwarded"] == {"user": "ann", "db": "admin"}
-    users.user = user(Role("read", "shop"))
+    assert (answer.status_code, answer.headers["x-replset-forwarded-to"]) == (201, "a:27017")
+    assert api.forwarded[-1][1]["$replsetForwarded"] == {"user": "ann", "db": "admin"}
+    set_user(api, ("read", "shop"))
     refused = api.act("insertOne", document={"_id": 1}, headers=basic("ann:right"))
     assert (refused.status_code, refused.json()["code"]) == (403, 13)
-    assert len(api.member.peer.calls) == 1
+    assert len(api.forwarded) == 1

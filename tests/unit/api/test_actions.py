@@ -14,9 +14,9 @@ from api.action_table import ACTIONS
 from api.lines import BATCH_BYTES
 from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode
 from replset.ejson import from_ejson
-from replset.ids import OpTime, pack_ts
-from replset.operations.replies import encode_write_reply, finish
+from replset.operations.replies import finish
 from replset.operations.session_request import KEYED, parse_session
+from tests.rig import a_set
 from tests.unit.api.kit import NEWEST, Api, plain, refused
 
 ID = ObjectId("0123456789abcdef01234567")
@@ -63,8 +63,8 @@ COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "a-read-preference-as-a-word": (
         "find",
-        {"readPreference": "secondary"},
-        {"find": "orders", "batchSize": 100_000, "$readPreference": {"mode": "secondary"}},
+        {"readPreference": "nearest"},
+        {"find": "orders", "batchSize": 100_000, "$readPreference": {"mode": "nearest"}},
     ),
     "null-is-absent": ("find", {"filter": None, "limit": None}, {"find": "orders", "batchSize": 100_000}),
     "a-data-source-is-ignored": ("find", {"dataSource": "x"}, {"find": "orders", "batchSize": 100_000}),
@@ -96,8 +96,8 @@ COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "insert-one": (
         "insertOne",
-        {"document": {"_id": 1}, "writeConcern": {"w": 2}},
-        {"insert": "orders", "documents": [{"_id": 1}], "writeConcern": {"w": 2}},
+        {"document": {"_id": 1}, "writeConcern": {"w": 1}},
+        {"insert": "orders", "documents": [{"_id": 1}], "writeConcern": {"w": 1}},
     ),
     "insert-many": (
         "insertMany",
@@ -131,22 +131,22 @@ COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "filter": {"a": 1},
             "update": {"$inc": {"b.$[x]": 1}},
             "arrayFilters": [{"x": 1}],
-            "upsert": True,
+            "upsert": False,
             "sort": {"b": -1},
             "projection": {"b": 1},
             "returnNewDocument": True,
-            "writeConcern": {"w": 2},
+            "writeConcern": {"w": 1},
         },
         {
             "findAndModify": "orders",
-            "upsert": True,
+            "upsert": False,
             "arrayFilters": [{"x": 1}],
             "query": {"a": 1},
             "update": {"$inc": {"b.$[x]": 1}},
             "sort": {"b": -1},
             "fields": {"b": 1},
             "new": True,
-            "writeConcern": {"w": 2},
+            "writeConcern": {"w": 1},
         },
     ),
     "find-one-and-replace": (
@@ -176,10 +176,9 @@ COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("name", "fields", "command"), COMMANDS.values(), ids=COMMANDS)
 def test_an_action_becomes_a_command(api: Api, name: str, fields: dict[str, Any], command: dict[str, Any]) -> None:
-    api.dispatcher.answers = {"find": cursor(), "aggregate": cursor(), "distinct": {"ok": 1.0, "values": []}}
     assert api.act(name, **fields).status_code in (200, 201)
-    assert api.dispatcher.command == command
-    (request,) = api.dispatcher.requests
+    assert api.command == command
+    (request,) = api.requests
     assert (request.database, request.source) == ("shop", "http")
 
 
@@ -188,7 +187,7 @@ def test_every_action_of_the_table_is_tried_above() -> None:
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "application/ejson", "application/json; charset=utf-8"])
-def test_the_same_in_bson_and_in_extended_json(content_type: str) -> None:
+def test_the_same_in_bson_and_in_extended_json(api: Api, content_type: str) -> None:
     seen = []
     fields = {
         "database": "shop",
@@ -197,9 +196,8 @@ def test_the_same_in_bson_and_in_extended_json(content_type: str) -> None:
         "update": {"$set": {"b": [1, {}]}},
     }
     for kind, body in ((content_type, json.dumps(fields)), ("application/bson", encode(fields))):
-        api = Api()
         assert api.post("/v1/action/updateOne", body, headers={"content-type": kind}).status_code == 200
-        seen.append(api.dispatcher.command)
+        seen.append(api.command)
     assert seen[0] == seen[1]
 
 
@@ -210,7 +208,7 @@ def test_a_document_without_an_id_gets_one_in_front(api: Api, given: str) -> Non
         response = api.post("/v1/action/insertOne", fields)
     else:
         response = api.post("/v1/action/insertOne", encode(fields), headers={"content-type": "application/bson"})
-    (document,) = api.dispatcher.command["documents"]
+    (document,) = api.command["documents"]
     assert list(document) == ["_id", "a", "b"]
     assert plain(response) == {"insertedId": {"$oid": str(document["_id"])}}
     assert document["_id"].seconds == 1_700_000_000
@@ -218,100 +216,86 @@ def test_a_document_without_an_id_gets_one_in_front(api: Api, given: str) -> Non
 
 # --- to an answer -----------------------------------------------------------------------------------------------
 
-ANSWERS: dict[str, tuple[str, dict[str, Any], Any, int, dict[str, Any]]] = {
-    "find": ("find", {}, cursor({"_id": 1}, {"_id": 2}), 200, {"documents": [{"_id": 1}, {"_id": 2}]}),
-    "find-nothing": ("find", {}, cursor(), 200, {"documents": []}),
-    "find-one": ("findOne", {}, cursor({"_id": ID}), 200, {"document": {"_id": EJSON_ID}}),
-    "find-no-one": ("findOne", {}, cursor(), 200, {"document": None}),
-    "find-in-bytes": ("find", {}, encode(cursor({"_id": 1})), 200, {"documents": [{"_id": 1}]}),
-    "count": ("countDocuments", {}, {"ok": 1.0, "n": 3}, 200, {"count": 3}),
-    "distinct": ("distinct", {"key": "a"}, {"ok": 1.0, "values": [1, ID]}, 200, {"values": [1, EJSON_ID]}),
-    "insert-one": ("insertOne", {"document": {"_id": EJSON_ID}}, {"ok": 1.0, "n": 1}, 201, {"insertedId": EJSON_ID}),
-    "insert-one-null": ("insertOne", {"document": {"_id": None}}, {"ok": 1.0, "n": 1}, 201, {"insertedId": None}),
+ANSWERS: dict[str, tuple[list[dict[str, Any]], str, dict[str, Any], int, dict[str, Any]]] = {
+    "find": ([{"_id": 1}, {"_id": ID}], "find", {}, 200, {"documents": [{"_id": 1}, {"_id": EJSON_ID}]}),
+    "find-nothing": ([], "find", {}, 200, {"documents": []}),
+    "find-one": ([{"_id": ID}], "findOne", {}, 200, {"document": {"_id": EJSON_ID}}),
+    "find-no-one": ([], "findOne", {}, 200, {"document": None}),
+    "count": ([{}, {}, {}], "countDocuments", {}, 200, {"count": 3}),
+    "distinct": ([{"a": 1}, {"a": ID}], "distinct", {"key": "a"}, 200, {"values": [1, EJSON_ID]}),
+    "insert-one": ([], "insertOne", {"document": {"_id": EJSON_ID}}, 201, {"insertedId": EJSON_ID}),
+    "insert-one-null": ([], "insertOne", {"document": {"_id": None}}, 201, {"insertedId": None}),
     "insert-many": (
+        [],
         "insertMany",
         {"documents": [{"_id": 1}, {"a": 1, "_id": "x"}]},
-        {"ok": 1.0, "n": 2},
         201,
         {"insertedIds": [1, "x"]},
     ),
     "update": (
+        [{"a": 1}],
         "updateOne",
         {"filter": {}, "update": {"$set": {"a": 1}}},
-        {"ok": 1.0, "n": 1, "nModified": 0},
         200,
         {"matchedCount": 1, "modifiedCount": 0},
     ),
     "upsert": (
+        [],
         "updateOne",
-        {"filter": {}, "update": {"$set": {"a": 1}}, "upsert": True},
-        {"ok": 1.0, "n": 1, "nModified": 0, "upserted": [{"index": 0, "_id": ID}]},
+        {"filter": {"_id": EJSON_ID}, "update": {"$set": {"a": 1}}, "upsert": True},
         200,
         {"matchedCount": 0, "modifiedCount": 0, "upsertedId": EJSON_ID},
     ),
-    "aggregate": ("aggregate", {"pipeline": []}, cursor({"n": 3}), 200, {"documents": [{"n": 3}]}),
-    "find-one-and-delete": (
-        "findOneAndDelete",
-        {"filter": {}},
-        {"ok": 1.0, "lastErrorObject": {"n": 1}, "value": RawDocument(encode({"_id": ID}))},
-        200,
-        {"document": {"_id": EJSON_ID}},
-    ),
+    "aggregate": ([{}, {}], "aggregate", {"pipeline": [{"$count": "n"}]}, 200, {"documents": [{"n": 2}]}),
+    "find-one-and-delete": ([{"_id": ID}], "findOneAndDelete", {"filter": {}}, 200, {"document": {"_id": EJSON_ID}}),
     "find-one-and-replace-nothing": (
+        [],
         "findOneAndReplace",
-        {"filter": {}, "replacement": {}, "upsert": True},
-        {"ok": 1.0, "lastErrorObject": {"n": 1, "updatedExisting": False, "upserted": ID}, "value": None},
+        {"filter": {"_id": EJSON_ID}, "replacement": {}, "upsert": True},
         200,
         {"document": None, "upsertedId": EJSON_ID},
     ),
-    "delete": ("deleteMany", {"filter": {}}, {"ok": 1.0, "n": 4}, 200, {"deletedCount": 4}),
+    "delete": ([{}, {}], "deleteMany", {"filter": {}}, 200, {"deletedCount": 2}),
 }
 
 
-@pytest.mark.parametrize("in_bytes", [False, True])
-@pytest.mark.parametrize(("name", "fields", "reply", "status", "answer"), ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.parametrize(("there", "name", "fields", "status", "answer"), ANSWERS.values(), ids=ANSWERS)
 def test_a_reply_becomes_an_answer(
-    api: Api, name: str, fields: dict[str, Any], reply: Any, status: int, answer: dict[str, Any], in_bytes: bool
+    api: Api, there: list[dict[str, Any]], name: str, fields: dict[str, Any], status: int, answer: dict[str, Any]
 ) -> None:
-    command = {"findOne": "find", "countDocuments": "count"}.get(name, name.removesuffix("One").removesuffix("Many"))
-    command = "findAndModify" if name.startswith("findOneAnd") else command
-    in_bytes = in_bytes and isinstance(reply, dict)
-    api.dispatcher.answers[command] = encode(finish({**reply}, NEWEST.ts)) if in_bytes else reply
+    if there:
+        api.insert(*there)
     response = api.act(name, **fields)
     assert response.status_code == status
     assert response.headers["content-type"] == "application/json"
     assert plain(response) == answer
 
 
-def test_the_times_of_a_reply_in_bytes(api: Api) -> None:
-    api.dispatcher.answers["insert"] = encode_write_reply((("n", 1),), OpTime(4, pack_ts(1_700_000_009, 3)), 4)
-    document = api.act("insertOne", document={"_id": 1}).json()
-    assert document["operationTime"] == {"$timestamp": {"t": 1_700_000_009, "i": 3}}
-    assert document["$clusterTime"]["clusterTime"] == document["operationTime"]
+def test_an_answer_has_the_time_of_its_write(api: Api) -> None:
+    document, newest = api.act("insertOne", document={"_id": 1}).json(), api.rig.newest()
+    assert document["operationTime"] == {"$timestamp": {"t": newest.seconds, "i": newest.increment}}
 
 
-def test_a_member_without_an_oplog_has_no_times(api: Api) -> None:
-    api.member.forget_time()
-    document = api.act("nothing").json()
-    assert "operationTime" not in document
-    assert "$clusterTime" not in document
+def test_a_member_without_an_oplog_has_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_set(initiates=False) as rig:
+        assert {"operationTime", "$clusterTime"}.isdisjoint(Api(rig, monkeypatch).act("nothing").json())
 
 
 def test_all_batches_make_one_answer(api: Api) -> None:
-    api.dispatcher.answers["find"] = encode(finish(cursor({"_id": 1}, cursor_id=77), NEWEST.ts))
+    api.answers["find"] = encode(finish(cursor({"_id": 1}, cursor_id=77), NEWEST.ts))
     pages = iter([cursor({"_id": 2}, cursor_id=77, name="nextBatch"), cursor({"_id": 3}, name="nextBatch")])
-    api.dispatcher.answers["getMore"] = lambda command: next(pages)
+    api.answers["getMore"] = lambda command: next(pages)
     assert plain(api.act("find"))["documents"] == [{"_id": 1}, {"_id": 2}, {"_id": 3}]
     assert api.command_names() == ["find", "getMore", "getMore"]
-    assert api.dispatcher.command == {"getMore": 77, "collection": "orders"}
+    assert api.command == {"getMore": 77, "collection": "orders"}
 
 
 def test_an_answer_that_is_too_large_ends_its_cursor(api: Api) -> None:
     big = {"_id": 1, "pad": "x" * (15 << 20)}
-    api.dispatcher.answers["find"] = cursor(big, cursor_id=77)
-    api.dispatcher.answers["getMore"] = cursor(big, cursor_id=77, name="nextBatch")
+    api.answers["find"] = cursor(big, cursor_id=77)
+    api.answers["getMore"] = cursor(big, cursor_id=77, name="nextBatch")
     refused(api.act("find"), 413, 10334, "use limit and skip")
-    assert api.dispatcher.command == {"killCursors": "orders", "cursors": [77]}
+    assert api.command == {"killCursors": "orders", "cursors": [77]}
 
 
 LINES = {"accept": "application/x-ndjson"}
@@ -319,8 +303,8 @@ LINES = {"accept": "application/x-ndjson"}
 
 @pytest.mark.parametrize("name", ["find", "aggregate"])
 def test_documents_as_lines(api: Api, name: str) -> None:
-    api.dispatcher.answers[name] = cursor({"_id": 1, "at": ID}, cursor_id=77)
-    api.dispatcher.answers["getMore"] = cursor({"_id": 2}, name="nextBatch")
+    api.answers[name] = cursor({"_id": 1, "at": ID}, cursor_id=77)
+    api.answers["getMore"] = cursor({"_id": 2}, name="nextBatch")
     response = api.act(name, pipeline=[], headers=LINES) if name == "aggregate" else api.act(name, headers=LINES)
     assert (response.status_code, response.headers["content-type"]) == (200, "application/x-ndjson")
     assert [json.loads(line) for line in response.text.splitlines()] == [{"_id": 1, "at": EJSON_ID}, {"_id": 2}]
@@ -334,16 +318,16 @@ def test_lines_are_read_in_small_batches_for_which_memory_is_reserved(api: Api) 
         name = "firstBatch" if "find" in command else "nextBatch"
         return cursor({"_id": 1}, name=name, cursor_id=7 * (len(used) < 3))
 
-    api.dispatcher.answers |= {"find": reply, "getMore": reply}
+    api.answers |= {"find": reply, "getMore": reply}
     assert api.act("find", headers=LINES).text.count("\n") == 3
-    assert {request.batch_bytes for request in api.dispatcher.requests} == {BATCH_BYTES}
+    assert {request.batch_bytes for request in api.requests} == {BATCH_BYTES}
     assert min(used) >= 2 * BATCH_BYTES
     assert api.member.admission.in_use == 0
     api.member.admission.add(api.member.admission.left - BATCH_BYTES)
     refused(api.act("find", headers=LINES), 503, 462)
     assert len(used) == 3
     api.act("find")
-    assert api.dispatcher.requests[-1].batch_bytes > BATCH_BYTES, "an answer in one piece"
+    assert api.requests[-1].batch_bytes > BATCH_BYTES, "an answer in one piece"
 
 
 def test_lines_are_made_for_one_client_at_a_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,8 +340,8 @@ def test_lines_are_made_for_one_client_at_a_time(api: Api, monkeypatch: pytest.M
         return await encoded(*arguments)
 
     monkeypatch.setattr(lines, "encoded", noted)
-    api.dispatcher.answers["find"] = cursor({"_id": 1}, cursor_id=77)
-    api.dispatcher.answers["getMore"] = cursor({"_id": 2}, name="nextBatch")
+    api.answers["find"] = cursor({"_id": 1}, cursor_id=77)
+    api.answers["getMore"] = cursor({"_id": 2}, name="nextBatch")
     assert api.act("find", headers=LINES).text.count("\n") == 2
     assert locked == [True, True]
     assert not api.member.one_export.locked()
@@ -371,7 +355,7 @@ def test_an_answer_in_one_piece_counts_while_its_batches_are_read(api: Api) -> N
         used.append(api.member.admission.in_use)
         return cursor(page, name="nextBatch", cursor_id=77)
 
-    api.dispatcher.answers |= {"find": cursor(page, cursor_id=77), "getMore": more}
+    api.answers |= {"find": cursor(page, cursor_id=77), "getMore": more}
     api.member.admission.add(api.member.admission.left - 3_500_000)
     before = api.member.admission.in_use
     refused(api.act("find"), 503, 462)
@@ -383,18 +367,18 @@ def test_an_answer_in_one_piece_counts_while_its_batches_are_read(api: Api) -> N
 def test_lines_are_not_limited_by_the_size_of_the_answer(api: Api) -> None:
     big = {"_id": 1, "pad": "x" * (15 << 20)}
     pages = iter([*[cursor(big, cursor_id=77, name="nextBatch")] * 3, cursor(name="nextBatch")])
-    api.dispatcher.answers |= {"find": cursor(big, cursor_id=77), "getMore": lambda command: next(pages)}
+    api.answers |= {"find": cursor(big, cursor_id=77), "getMore": lambda command: next(pages)}
     assert len(api.act("find", headers=LINES).content) > 60 << 20
 
 
 def test_an_error_before_the_first_line_is_an_ordinary_one(api: Api) -> None:
-    api.dispatcher.answers["find"] = {"ok": 0.0, "code": 2, "errmsg": "because"}
+    api.answers["find"] = {"ok": 0.0, "code": 2, "errmsg": "because"}
     refused(api.act("find", headers=LINES), 400, 2, "because")
 
 
 def test_an_error_behind_the_first_line_is_the_last_line_and_the_answer_has_no_end(api: Api) -> None:
-    api.dispatcher.answers["find"] = cursor({"_id": 1}, cursor_id=77)
-    api.dispatcher.answers["getMore"] = {"ok": 0.0, "code": 175, "errmsg": "dropped"}
+    api.answers["find"] = cursor({"_id": 1}, cursor_id=77)
+    api.answers["getMore"] = {"ok": 0.0, "code": 175, "errmsg": "dropped"}
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -414,8 +398,8 @@ def test_an_error_behind_the_first_line_is_the_last_line_and_the_answer_has_no_e
 
 
 def test_a_client_that_leaves_ends_the_cursor(api: Api) -> None:
-    api.dispatcher.answers["find"] = cursor({"_id": 1}, cursor_id=77)
-    api.dispatcher.answers["getMore"] = cursor({"_id": 2}, cursor_id=77, name="nextBatch")
+    api.answers["find"] = cursor({"_id": 1}, cursor_id=77)
+    api.answers["getMore"] = cursor({"_id": 2}, cursor_id=77, name="nextBatch")
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -431,19 +415,19 @@ def test_a_client_that_leaves_ends_the_cursor(api: Api) -> None:
         await asyncio.sleep(0)
 
     api.exchange(receive, send, accept=b"application/x-ndjson")
-    assert api.dispatcher.command == {"killCursors": "orders", "cursors": [77]}
+    assert api.command == {"killCursors": "orders", "cursors": [77]}
 
 
 def test_a_large_answer_is_encoded_in_a_worker(api: Api) -> None:
     rows = [{"_id": number, "pad": "x" * 1000} for number in range(300)]
-    api.dispatcher.answers["find"] = cursor(*rows)
+    api.answers["find"] = cursor(*rows)
     assert plain(api.act("find"))["documents"] == rows
-    assert api.member.workers.runs == 1
+    assert api.worked == 1
 
 
 def test_a_large_body_is_parsed_in_a_worker(api: Api) -> None:
     assert api.act("insertOne", document={"_id": 1, "pad": "x" * 200_000}).status_code == 201
-    assert api.member.workers.runs == 1
+    assert api.worked == 1
 
 
 # --- forms ------------------------------------------------------------------------------------------------------
@@ -452,7 +436,7 @@ RICH = {"_id": ID, "n": 1, "long": Int64(5), "f": 1.5, "b": Binary(b"\1"), "ts":
 
 
 def test_canonical_extended_json_keeps_every_type(api: Api) -> None:
-    api.dispatcher.answers["find"] = cursor(RICH)
+    api.answers["find"] = cursor(RICH)
     response = api.act("findOne", headers={"accept": "application/ejson; canonical=true"})
     assert response.headers["content-type"] == "application/ejson; canonical=true"
     document = from_ejson(response.content)
@@ -463,7 +447,7 @@ def test_canonical_extended_json_keeps_every_type(api: Api) -> None:
 
 
 def test_bson_comes_out_byte_for_byte(api: Api) -> None:
-    api.dispatcher.answers["find"] = cursor(RICH)
+    api.answers["find"] = cursor(RICH)
     response = api.act("findOne", headers={"accept": "application/bson"})
     assert response.headers["content-type"] == "application/bson"
     answer = RawDocument(response.content)
@@ -487,7 +471,7 @@ def test_bson_comes_out_byte_for_byte(api: Api) -> None:
     ],
 )
 def test_accept_is_weighed(api: Api, accept: str, content_type: str) -> None:
-    api.dispatcher.answers["find"] = cursor()
+    api.answers["find"] = cursor()
     assert api.act("find", headers={"accept": accept}).headers["content-type"] == content_type
 
 
@@ -528,15 +512,15 @@ BAD_BODIES = {
 @pytest.mark.parametrize(("body", "status", "code", "text"), BAD_BODIES.values(), ids=BAD_BODIES)
 def test_bodies_that_cannot_be_parsed(api: Api, body: str | bytes, status: int, code: int, text: str) -> None:
     refused(api.post("/v1/action/insertOne", body), status, code, text)
-    assert api.dispatcher.requests == []
+    assert api.requests == []
 
 
 def test_200_levels_are_accepted_and_returned(api: Api) -> None:
     assert api.post("/v1/action/insertOne", insert_text(nested(200))).status_code == 201
     rows = [json.loads(nested(200)), {"_id": {"$oid": "0" * 24}}]
     assert api.act("insertMany", documents=rows).status_code == 201
-    assert api.dispatcher.command["documents"][1] == {"_id": ObjectId("0" * 24)}
-    api.dispatcher.answers["find"] = cursor(json.loads(nested(200)))
+    assert api.command["documents"][1] == {"_id": ObjectId("0" * 24)}
+    api.answers["find"] = cursor(json.loads(nested(200)))
     for name, field in (("findOne", "document"), ("find", "documents")):
         assert nested(200) in json.dumps(plain(api.act(name))[field], separators=(",", ":"))
 
@@ -555,7 +539,7 @@ BAD_BSON = {
 @pytest.mark.parametrize("body", BAD_BSON.values(), ids=BAD_BSON)
 def test_bytes_that_are_no_bson(api: Api, body: bytes) -> None:
     refused(api.post("/v1/action/find", body, headers={"content-type": "application/bson"}), 400, 22, "offset")
-    assert api.dispatcher.requests == []
+    assert api.requests == []
 
 
 BAD_FIELDS: dict[str, tuple[str, dict[str, Any], int, str]] = {
@@ -603,12 +587,12 @@ BAD_FIELDS: dict[str, tuple[str, dict[str, Any], int, str]] = {
 @pytest.mark.parametrize(("name", "fields", "code", "text"), BAD_FIELDS.values(), ids=BAD_FIELDS)
 def test_fields_that_are_refused(api: Api, name: str, fields: dict[str, Any], code: int, text: str) -> None:
     refused(api.act(name, **fields), 400, code, text)
-    assert api.dispatcher.requests == []
+    assert api.requests == []
 
 
 def test_a_body_over_the_limit(api: Api) -> None:
     refused(api.post("/v1/action/insertOne", b" " * 48_000_001), 413, 10334, "48000000")
-    assert api.dispatcher.requests == []
+    assert api.requests == []
 
 
 @pytest.mark.parametrize(
@@ -643,7 +627,7 @@ def test_unknown_actions(api: Api, name: str) -> None:
 def test_an_idempotency_key_names_a_session(api: Api) -> None:
     def sent(key: str, **document: object) -> dict[str, Any]:
         api.act("insertOne", document=document, headers={"Idempotency-Key": key})
-        return api.dispatcher.command
+        return api.command
 
     first, again, other_body, other_key = sent("k", a=1), sent("k", a=1), sent("k", a=2), sent("l", a=1)
     assert first == again, "the generated _id too"
@@ -659,7 +643,7 @@ def test_generated_ids_rise(api: Api, headers: dict[str, str]) -> None:
     made = []
     for _ in range(1 if headers else 2):
         api.act("insertMany", documents=[{"a": number} for number in range(20)], headers=headers)
-        made += [document["_id"] for document in api.dispatcher.command["documents"]]
+        made += [document["_id"] for document in api.command["documents"]]
     assert made == sorted(set(made))
 
 
@@ -673,7 +657,7 @@ def test_a_command_cannot_name_the_session_of_an_idempotency_key(api: Api) -> No
 @pytest.mark.parametrize("key", ["", "x" * 256])
 def test_an_idempotency_key_of_the_wrong_length_is_refused(api: Api, key: str) -> None:
     refused(api.act("insertOne", document={}, headers={"Idempotency-Key": key}), 400, 2, "Idempotency-Key")
-    assert api.dispatcher.requests == []
+    assert api.requests == []
 
 
 @pytest.mark.parametrize("name", ["find", "deleteMany"])
@@ -683,4 +667,4 @@ def test_an_idempotency_key_of_the_wrong_length_is_refused(api: Api, key: str) -
 )
 def test_query_parameters(api: Api, name: str, query: str, code: int, text: str) -> None:
     refused(api.act(name, query, filter={}), 400, code, text)
-    assert api.dispatcher.requests == []
+    assert api.requests == []

@@ -21,11 +21,11 @@ def bulk(api: Api, *operations: Any, **fields: Any) -> Any:
 
 
 def sent(api: Api) -> list[dict[str, Any]]:
-    return [whole_command(request) for request in api.dispatcher.requests]
+    return [whole_command(request) for request in api.requests]
 
 
 def test_operations_of_one_kind_are_one_command(api: Api) -> None:
-    api.dispatcher.answers |= {
+    api.answers |= {
         "insert": {"ok": 1.0, "n": 1},
         "update": {"ok": 1.0, "n": 2, "nModified": 1, "upserted": [{"index": 1, "_id": 9}]},
         "delete": {"ok": 1.0, "n": 4},
@@ -60,21 +60,21 @@ def test_operations_of_one_kind_are_one_command(api: Api) -> None:
 
 @pytest.mark.parametrize(("ordered", "commands", "deleted"), [(True, 1, 0), (False, 2, 3)])
 def test_an_operation_fails(api: Api, ordered: bool, commands: int, deleted: int) -> None:
-    api.dispatcher.answers |= {"insert": {"ok": 1.0, "n": 0, "writeErrors": [FAILED]}, "delete": {"ok": 1.0, "n": 3}}
+    api.answers |= {"insert": {"ok": 1.0, "n": 0, "writeErrors": [FAILED]}, "delete": {"ok": 1.0, "n": 3}}
     document = refused(bulk(api, INSERT, DELETE, ordered=ordered), 409, 11000, "E11000")
     assert (document["insertedCount"], document["deletedCount"], document["insertedIds"]) == (0, deleted, [])
     assert [row["index"] for row in document["writeErrors"]] == [0]
-    assert len(api.dispatcher.requests) == commands
+    assert len(api.requests) == commands
 
 
 def test_what_an_ordered_error_left_out_is_not_called_inserted(api: Api) -> None:
-    api.dispatcher.answers["insert"] = {"ok": 1.0, "n": 1, "writeErrors": [{**FAILED, "index": 1}]}
+    api.answers["insert"] = {"ok": 1.0, "n": 1, "writeErrors": [{**FAILED, "index": 1}]}
     document = refused(bulk(api, *[{"insertOne": {"document": {"_id": n}}} for n in range(3)]), 409, 11000)
     assert document["insertedIds"] == [{"index": 0, "_id": 0}]
 
 
 def test_a_failure_behind_applied_operations_is_not_called_nothing_applied(api: Api) -> None:
-    api.dispatcher.answers |= {"insert": {"ok": 1.0, "n": 1}, "delete": {"ok": 0.0, "code": 10107, "errmsg": "left"}}
+    api.answers |= {"insert": {"ok": 1.0, "n": 1}, "delete": {"ok": 0.0, "code": 10107, "errmsg": "left"}}
     response = bulk(api, INSERT, DELETE)
     document = refused(response, 504, 10107, "applied before operation 1")
     assert document["applied"] == response.headers["x-replset-applied"] == "unknown"
@@ -82,14 +82,14 @@ def test_a_failure_behind_applied_operations_is_not_called_nothing_applied(api: 
 
 
 def test_a_failure_of_the_first_command_applied_nothing(api: Api) -> None:
-    api.dispatcher.answers["insert"] = {"ok": 0.0, "code": 14031, "errmsg": "the disk is full"}
+    api.answers["insert"] = {"ok": 0.0, "code": 14031, "errmsg": "the disk is full"}
     assert "applied" not in refused(bulk(api, INSERT, DELETE), 503, 14031)
 
 
 def test_an_unmet_write_concern_is_504_with_the_result(api: Api) -> None:
     optime = {"ts": NEWEST.ts, "t": NEWEST.term}
     unmet = {"code": 64, "codeName": "WriteConcernTimeout", "errmsg": "timed out", "errInfo": {"wtimeout": True}}
-    api.dispatcher.answers |= {
+    api.answers |= {
         "insert": {"ok": 1.0, "n": 1, "writeConcernError": unmet, "opTime": optime},
         "delete": {"ok": 1.0, "n": 2},
     }
@@ -104,7 +104,7 @@ def test_w_0_promises_nothing(api: Api) -> None:
 
 def test_an_idempotency_key_names_a_session_for_each_command(api: Api) -> None:
     def sessions() -> list[Any]:
-        api.dispatcher.requests.clear()
+        api.requests.clear()
         bulk(api, {"insertOne": {"document": {}}}, DELETE, headers={"Idempotency-Key": "k"})
         return [(command["lsid"], command["txnNumber"], command.get("documents")) for command in sent(api)]
 
@@ -131,4 +131,4 @@ def test_an_idempotency_key_names_a_session_for_each_command(api: Api) -> None:
 )
 def test_operations_that_are_refused(api: Api, operations: list[Any], code: int, text: str) -> None:
     refused(bulk(api, *operations), 400, code, text)
-    assert api.dispatcher.requests == []
+    assert api.requests == []

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from api.app import create_app
 from replset.bson import RawDocument, encode
 from replset.ids import HostPort
-from tests.unit.api.kit import OK, Api, refused
+from tests.unit.api.kit import Api, refused
 
 COMMAND = "/v1/command/shop"
 INSERT = {"insert": "a", "documents": [{"_id": 1}]}
@@ -22,7 +21,7 @@ BARE = ["/stepDown", "/resync", "/initiate", "/freeze", "/members", "/rollbacks/
 def test_what_a_form_can_send_is_refused(api: Api, path: str, content_type: str, content: bytes) -> None:
     response = api.request("POST", path, content=content, headers={"content-type": content_type})
     refused(response, 415, 9, "content type")
-    assert api.dispatcher.requests == []
+    assert api.requests == []
 
 
 PAGES = {
@@ -42,7 +41,7 @@ PAGES = {
 def test_pages_of_others_are_refused(api: Api, method: str, origin: str) -> None:
     response = api.request(method, "/v1/replset/members/127.0.0.1:27019", headers={"origin": origin})
     refused(response, 403, 13, "--allowed-hosts")
-    assert api.dispatcher.requests == []
+    assert api.requests == []
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
@@ -58,7 +57,7 @@ def test_a_page_of_another_site_may_not_link_to_a_consumers_events(api: Api) -> 
     """Whoever opens them becomes a reader: others would wait."""
     headers = {"sec-fetch-site": "cross-site", "sec-fetch-dest": "document"}
     refused(api.get("/v1/consumers/mailer/events?reader=a", headers=headers), 403, 13, "links")
-    assert api.dispatcher.requests == []
+    assert api.requests == []
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,7 @@ def test_other_hosts_are_refused(api: Api, host: str) -> None:
     """A page whose name is made to lead here would be of this origin."""
     for method, path in (("POST", COMMAND), ("GET", "/v1/replset/oplog"), ("DELETE", "/v1/replset/members/a:1")):
         refused(api.request(method, path, headers={"host": host}), 403, 13, "host")
-    assert api.dispatcher.requests == []
+    assert api.requests == []
 
 
 @pytest.mark.parametrize(
@@ -98,25 +97,30 @@ def test_other_hosts_are_refused(api: Api, host: str) -> None:
         ("127.0.0.1:28017", "https://admin.example.com:8443"),
     ],
 )
-def test_own_names_and_allowed_ones_are_served(host: str, origin: str | None) -> None:
-    api = Api(allowed_hosts=("db.example.com", "ADMIN.example.com"))
-    api.dispatcher.answers["insert"] = {**OK, "n": 1}
+def test_own_names_and_allowed_ones_are_served(
+    api: Api, monkeypatch: pytest.MonkeyPatch, host: str, origin: str | None
+) -> None:
+    api = Api(api.rig, monkeypatch, allowed_hosts=("db.example.com", "ADMIN.example.com"))
     headers = {"host": host} if origin is None else {"host": host, "origin": origin}
     assert api.post(COMMAND, INSERT, headers=headers).status_code == 200
 
 
-def test_the_advertised_names_are_own_ones(api: Api) -> None:
-    api.member.host, api.member.http_address = HostPort("db1.local:27017"), "db1.local:28017"
-    api.app = create_app(api.member)
-    assert api.post(COMMAND, INSERT, headers={"host": "db1.local:28017"}).status_code == 200
-
-
-@pytest.mark.parametrize("address", ["fd00::5", "[fd00::5]"])
-def test_an_address_of_colons_is_a_name_too(api: Api, address: str) -> None:
-    api.member.host, api.member.http_address = HostPort(f"{address}:27017"), f"{address}:28017"
-    api.app = create_app(api.member)
-    for host, status in (("[fd00::5]:28017", 200), ("[fd00::6]:28017", 403), ("a b:x:y", 403), ("", 403)):
-        assert api.post(COMMAND, INSERT, headers={"host": host}).status_code == status, host
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        ("db1.local", {"db1.local:28017": 200, "db2.local:28017": 403}),
+        ("fd00::5", {"[fd00::5]:28017": 200, "[fd00::6]:28017": 403, "a b:x:y": 403, "": 403}),
+        ("[fd00::5]", {"[fd00::5]:28017": 200, "[fd00::6]:28017": 403}),
+    ],
+)
+def test_the_advertised_names_are_own_ones(
+    api: Api, monkeypatch: pytest.MonkeyPatch, name: str, hosts: dict[str, int]
+) -> None:
+    monkeypatch.setattr(api.member, "host", HostPort(f"{name}:27017"))
+    monkeypatch.setattr(api.member, "http_address", f"{name}:28017")
+    api = Api(api.rig, monkeypatch)
+    for host, status in hosts.items():
+        assert api.post(COMMAND, {"ping": 1}, headers={"host": host}).status_code == status, host
 
 
 def test_two_hosts_are_both_looked_at(api: Api) -> None:
@@ -137,17 +141,15 @@ PRIVATE = [
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_commands_between_members_are_unknown_over_http(api: Api, name: str) -> None:
-    api.dispatcher.answers[name] = {"ok": 0.0, "code": 59, "errmsg": f"no such command: '{name}'"}
     refused(api.post("/v1/command/admin", {name: 1}), 404, 59, "no such command")
-    assert api.dispatcher.requests[-1].source == "http"
+    assert api.requests[-1].source == "http"
 
 
-def test_bodies_in_bson_are_read_by_routes_and_actions() -> None:
-    api = Api()
+def test_bodies_in_bson_are_read_by_routes_and_actions(api: Api) -> None:
     headers = {"content-type": "application/bson", "accept": "application/bson"}
+    api.answers["replSetFreeze"] = {"ok": 1.0}
     response = api.post("/v1/replset/freeze", encode({"seconds": 5}), headers=headers)
-    assert (response.status_code, api.dispatcher.command) == (200, {"replSetFreeze": 5})
+    assert (response.status_code, api.command) == (200, {"replSetFreeze": 5})
     assert RawDocument(response.content).get("ok") == 1.0
-    api.dispatcher.answers["insert"] = {**OK, "n": 1}
     body = {"database": "shop", "collection": "orders", "document": {"_id": 1}}
     assert api.post("/v1/action/insertOne", encode(body), headers=headers).status_code == 201

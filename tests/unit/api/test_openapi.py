@@ -12,10 +12,10 @@ import pytest
 
 from api.action_table import ACTIONS
 from replset.errors import ErrorCode
-from tests.unit.api.kit import Api
+from tests.unit.api.kit import Api, routes
 
 DOCS = (Path(__file__).parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
-SCHEMA: dict[str, Any] = Api().get("/openapi.json").json()
+SCHEMA: dict[str, Any] = routes().openapi()
 OPERATIONS = [(path, method) for path, methods in SCHEMA["paths"].items() for method in methods]
 
 
@@ -82,7 +82,7 @@ def test_the_example_of_an_action_is_accepted(api: Api, name: str) -> None:
     body = {field: part["example"] for field, part in schema["properties"].items() if "example" in part}
     assert set(schema["required"]) <= set(body)
     cursor = {"cursor": {"id": 0, "ns": "shop.orders", "firstBatch": []}}
-    api.dispatcher.answers = {
+    api.answers = {
         "find": {"ok": 1.0, **cursor},
         "aggregate": {"ok": 1.0, **cursor},
         "distinct": {"ok": 1.0, "values": []},

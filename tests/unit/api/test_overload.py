@@ -17,9 +17,10 @@ from tests.unit.api.kit import Api
 LARGE = "x" * 200_000
 
 
-def test_a_large_body_beyond_the_limit_is_refused_and_others_are_released() -> None:
-    api = Api()
-    api.member.admission = Admission(300_000)
+def test_a_large_body_beyond_the_limit_is_refused_and_others_are_released(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api.member, "admission", Admission(300_000))
     assert api.act("insertOne", document={"_id": 1, "pad": LARGE}).status_code == 201
     assert api.member.admission.in_use == 0
     api.member.admission.add(200_000)
@@ -35,8 +36,7 @@ def test_a_large_body_beyond_the_limit_is_refused_and_others_are_released() -> N
 
 
 @pytest.mark.parametrize("path", ["/v1/action/find", "/v1/command/admin"])
-def test_commands_are_refused_while_the_memory_limit_is_reached(path: str) -> None:
-    api = Api()
+def test_commands_are_refused_while_the_memory_limit_is_reached(api: Api, path: str) -> None:
     api.member.admission.add(MAX_BYTES_IN_USE)
     assert api.post(path, {"ping": 1}).json()["code"] == 462
     assert api.command_names() == []
@@ -44,8 +44,7 @@ def test_commands_are_refused_while_the_memory_limit_is_reached(path: str) -> No
     assert "replset_requests_refused_total 1.0" in api.get("/metrics").text
 
 
-def test_requests_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = Api()
+def test_requests_at_once_are_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_REQUESTS", 0)
     told = api.act("find").json()
     assert (told["code"], told["errorLabels"]) == (462, ["SystemOverloadedError", "RetryableError"])
@@ -61,7 +60,7 @@ def run_limits(api: Api, app: Any, send: Send) -> None:
         return {"type": "http.request", "body": b""}
 
     scope = {"type": "http", "path": "/v1/replset/oplog", "headers": [], "method": "GET"}
-    asyncio.run(limits.RequestLimits(app, api.member, Guard(api.member, ()))(scope, receive, send))
+    api.rig.do(limits.RequestLimits(app, api.member, Guard(api.member, ()))(scope, receive, send))
 
 
 async def long_answer(_scope: Any, _receive: Any, send: Send) -> None:
@@ -70,8 +69,7 @@ async def long_answer(_scope: Any, _receive: Any, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"x" * 1_000_000})
 
 
-def test_a_long_answer_is_sent_in_pieces_and_counts_until_it_is_read() -> None:
-    api = Api()
+def test_a_long_answer_is_sent_in_pieces_and_counts_until_it_is_read(api: Api) -> None:
     sent: list[tuple[int, bool, int]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -90,9 +88,7 @@ def test_a_long_answer_is_sent_in_pieces_and_counts_until_it_is_read() -> None:
     assert api.member.admission.in_use == 0
 
 
-def test_an_answer_that_the_client_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "STALLED_S", 0.05)
-    api = Api()
+def test_an_answer_that_the_client_does_not_read_is_given_up(api: Api) -> None:
 
     async def send(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.body":
@@ -102,8 +98,7 @@ def test_an_answer_that_the_client_does_not_read_is_given_up(monkeypatch: pytest
     assert api.member.admission.in_use == 0
 
 
-def test_an_answer_in_small_pieces_that_the_client_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "STALLED_S", 0.05)
+def test_an_answer_in_small_pieces_that_the_client_does_not_read_is_given_up(api: Api) -> None:
     sent_parts = 0
 
     async def rest(_scope: Any, _receive: Any, send: Send) -> None:
@@ -116,13 +111,11 @@ def test_an_answer_in_small_pieces_that_the_client_does_not_read_is_given_up(mon
         if sent_parts == 3:
             await asyncio.Event().wait()
 
-    run_limits(Api(), rest, send)
+    run_limits(api, rest, send)
     assert sent_parts == 3
 
 
-def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "STALLED_S", 0.05)
-    api = Api()
+def test_a_body_that_stops_coming_is_given_up(api: Api) -> None:
     sent: list[MutableMapping[str, Any]] = []
 
     async def receive() -> MutableMapping[str, Any]:
@@ -139,8 +132,7 @@ def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     assert api.member.admission.in_use == 0
 
 
-def test_the_body_of_a_refused_request_is_read_to_its_end() -> None:
-    api = Api()
+def test_the_body_of_a_refused_request_is_read_to_its_end(api: Api) -> None:
     api.member.admission.add(MAX_BYTES_IN_USE)
     left = 3
     sent: list[tuple[str, int]] = []

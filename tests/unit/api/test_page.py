@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,9 @@ from api import event_stream
 from api.routes import events, page
 from replset.errors import ErrorCode
 from replset.operations.slow_operations import SlowOperation, SlowReason, Work
-from replset.storage.oplog import OplogHead
-from tests.unit.api.kit import NEWEST, Api, refused
+from tests.unit.api.kit import Api, refused
 
 FOLDER = Path(page.__file__).parents[1] / page.FOLDER
-STATUS = {"ok": 1.0, "set": "rs0", "myState": 1, "members": [{"_id": 0, "name": "127.0.0.1:27017"}]}
 EVENTS = "/v1/replset/events"
 
 
@@ -74,79 +72,87 @@ def parsed(text: str) -> list[tuple[str, dict[str, Any]]]:
     return [(block["event"], json.loads(block["data"])) for block in blocks]
 
 
-def api_with_events(changes: int = 1) -> Api:
-    """A member of which so many changes come; then it shuts down."""
-    api = Api()
-    api.dispatcher.answers["replSetGetStatus"] = STATUS
-    left = iter(range(changes))
+@pytest.fixture
+def until(api: Api, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """So many changes come; then the member shuts down."""
+    monkeypatch.setattr(api.member, "shutting_down", False)
 
-    async def wait(counter: int, timeout_ms: int) -> None:
-        await asyncio.sleep(0)
-        api.member.shutting_down = next(left, None) is None
+    def begin(changes: int) -> None:
+        left = iter(range(changes))
 
-    api.member.topology.wait = wait
-    return api
+        async def wait(counter: int, timeout_ms: int) -> None:
+            await asyncio.sleep(0)
+            api.member.shutting_down = next(left, None) is None
+
+        monkeypatch.setattr(api.member.topology, "wait", wait)
+
+    return begin
 
 
-def test_a_stream_has_the_status_at_once_and_after_each_change_until_the_member_stops() -> None:
-    api = api_with_events(changes=2)
-    head = OplogHead(NEWEST, "i", "shop.orders", 1_700_000_000_000)
-    api.member.store.newest_heads = lambda limit: [head][:limit]
+def test_a_stream_has_the_status_at_once_and_after_each_change_until_the_member_stops(
+    api: Api, until: Callable[[int], None]
+) -> None:
+    until(2)
+    api.insert({"_id": 1})
+    api.act("find")
+    slow = api.member.dispatcher.operations.slow.rows
+    slow.clear()
     for took_ms in (150, 900):
         row = SlowOperation(0, "find", "shop.orders", took_ms, SlowReason.SCAN, "it looked", "c:1", ("n",), Work())
-        api.dispatcher.operations.slow.rows.append(row)
+        slow.append(row)
     response = api.get(EVENTS)
     assert response.headers["content-type"] == "text/event-stream"
     assert response.headers["cache-control"] == "no-store"
     found = parsed(response.text)
     assert [name for name, _ in found] == ["status"] * 3
     data = found[0][1]
-    assert (data["member"], data["status"]["set"]) == ("127.0.0.1:27017", "rs0")
-    assert data["oplog"]["newest"] == [
-        {"optime": str(NEWEST), "op": "i", "ns": "shop.orders", "wall": {"$date": "2023-11-14T22:13:20Z"}}
-    ]
-    assert data["operations"]["find"] == 2
+    assert (data["member"], data["status"]["set"]) == ("a:27017", "rs0")
+    newest = data["oplog"]["newest"][-1]
+    assert (newest["optime"], newest["op"], newest["ns"]) == (str(api.rig.newest()), "i", "shop.orders")
+    assert newest["wall"]["$date"].startswith("2023-11-14T22:1")
+    assert data["operations"]["find"] == 1
     assert [row["millis"] for row in data["slow"]] == [900, 150], "newest first"
 
 
-def test_a_member_that_is_not_in_a_set_says_so_in_the_stream() -> None:
-    api = api_with_events()
-    api.dispatcher.answers["replSetGetStatus"] = {"ok": 0.0, "code": 94, "errmsg": "no replset config"}
+def test_a_member_that_is_not_in_a_set_says_so_in_the_stream(api: Api, until: Callable[[int], None]) -> None:
+    until(1)
+    api.answers["replSetGetStatus"] = {"ok": 0.0, "code": 94, "errmsg": "no replset config"}
     assert parsed(api.get(EVENTS).text)[0][1]["status"]["errmsg"] == "no replset config"
 
 
-def test_who_may_not_see_the_status_gets_no_stream() -> None:
-    api = api_with_events()
-    api.dispatcher.answers["replSetGetStatus"] = {"ok": 0.0, "code": 13, "errmsg": "not authorized"}
+def test_who_may_not_see_the_status_gets_no_stream(api: Api) -> None:
+    api.answers["replSetGetStatus"] = {"ok": 0.0, "code": 13, "errmsg": "not authorized"}
     refused(api.get(EVENTS), 403, 13)
 
 
-def test_a_stream_ends_with_the_reason_when_it_is_refused_later() -> None:
-    api = api_with_events(changes=5)
-    answers = iter([STATUS, {"ok": 0.0, "code": 13, "errmsg": "not authorized"}])
-    api.dispatcher.answers["replSetGetStatus"] = lambda _: next(answers)
+def test_a_stream_ends_with_the_reason_when_it_is_refused_later(api: Api, until: Callable[[int], None]) -> None:
+    until(5)
+    answers = iter([{"ok": 1.0}, {"ok": 0.0, "code": 13, "errmsg": "not authorized"}])
+    api.answers["replSetGetStatus"] = lambda _: next(answers)
     found = parsed(api.get(EVENTS).text)
     assert [name for name, _ in found] == ["status", "error"]
     assert found[1][1]["code"] == ErrorCode.UNAUTHORIZED
 
 
-def test_a_stream_ends_after_a_while_so_that_the_login_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "STREAM_S", 0)
-    assert len(parsed(api_with_events(changes=9).get(EVENTS).text)) == 1
+def test_a_stream_ends_after_a_while_so_that_the_login_is_checked_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "STREAM_S", 5)
+    assert 3 < len(parsed(api.get(EVENTS).text)) < 8
 
 
 @pytest.mark.parametrize("leaves", [True, False])
 def test_so_many_streams_are_open_at_once_and_one_that_ends_makes_room(
-    monkeypatch: pytest.MonkeyPatch, leaves: bool
+    api: Api, monkeypatch: pytest.MonkeyPatch, leaves: bool
 ) -> None:
     monkeypatch.setattr(events, "STREAMS_MAX", 1)
-    api = api_with_events()
+    monkeypatch.setattr(api.member, "shutting_down", False)
     changed = asyncio.Event()
 
     async def wait(counter: int, timeout_ms: int) -> None:
         await changed.wait()
 
-    api.member.topology.wait = wait
+    monkeypatch.setattr(api.member.topology, "wait", wait)
 
     async def main() -> list[int]:
         statuses: list[int] = []
@@ -179,4 +185,4 @@ def test_so_many_streams_are_open_at_once_and_one_that_ends_makes_room(
         await ask()
         return statuses
 
-    assert asyncio.run(main()) == [200, 503, 200]
+    assert api.rig.do(main()) == [200, 503, 200]

@@ -31,7 +31,7 @@ def test_streams_that_are_being_opened_count(api: Api, path: str, monkeypatch: p
             await may_answer.wait()
             return dict(REFUSAL)
 
-        monkeypatch.setattr(api.dispatcher, "run", answer)
+        monkeypatch.setattr(api.member.dispatcher, "run", answer)
         transport = httpx.ASGITransport(app=api.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:28017") as client:
             first = asyncio.ensure_future(client.get(path))
@@ -42,7 +42,7 @@ def test_streams_that_are_being_opened_count(api: Api, path: str, monkeypatch: p
             both = [(await first).status_code, (await second).status_code]
             return [*both, (await client.get(path)).status_code]
 
-    assert asyncio.run(main()) == [400, 503, 400]
+    assert api.rig.do(main()) == [400, 503, 400]
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -58,7 +58,7 @@ DEEP = {"_id": {"_data": "82"}, "fullDocument": RawDocument(encode(nested(199)))
 def test_a_read_gives_an_event_as_deep_as_any_document(api: Api) -> None:
     for is_forwarded in (False, True):
         reply: dict[str, Any] = {"ok": 1.0, "generation": 5, "events": [RawDocument(encode(DEEP))]}
-        api.dispatcher.answers["replSetConsumerRead"] = encode(reply) if is_forwarded else reply
+        api.answers["replSetConsumerRead"] = encode(reply) if is_forwarded else reply
         answer = api.post("/v1/consumers/mailer/read", {"reader": "a"})
         assert answer.status_code == 200
         (event,) = answer.json()["events"]
@@ -69,7 +69,7 @@ def test_a_read_gives_an_event_as_deep_as_any_document(api: Api) -> None:
 def test_an_event_that_is_too_deep_for_json_is_sent_as_binary_data(api: Api) -> None:
     reply = {"ok": 1.0, "generation": 5, "active": True, "events": [RawDocument(encode(DEEP))]}
     answers = iter([reply, dict(REFUSAL)])
-    api.dispatcher.answers["replSetConsumerRead"] = lambda _: next(answers)
+    api.answers["replSetConsumerRead"] = lambda _: next(answers)
     text = api.get("/v1/consumers/mailer/events?reader=a").text
     assert [line for line in text.splitlines() if not line.startswith("data")] == [
         *("event: reader", "", "id: 5-82", "event: change", "", "event: error", "")
@@ -79,11 +79,11 @@ def test_an_event_that_is_too_deep_for_json_is_sent_as_binary_data(api: Api) -> 
 
 def test_a_fault_ends_a_stream_and_sends_nothing_again(api: Api) -> None:
     def answer(_command: dict[str, Any]) -> dict[str, Any]:
-        if len(api.dispatcher.requests) > 1:
+        if len(api.requests) > 1:
             raise RuntimeError("a fault")
         return {"ok": 1.0, "generation": 5, "active": True, "events": []}
 
-    api.dispatcher.answers["replSetConsumerRead"] = answer
+    api.answers["replSetConsumerRead"] = answer
     with pytest.raises(RuntimeError, match="a fault"):
         api.get("/v1/consumers/mailer/events?reader=a")
 
@@ -91,17 +91,17 @@ def test_a_fault_ends_a_stream_and_sends_nothing_again(api: Api) -> None:
 def test_a_change_stream_is_read_in_small_batches(api: Api) -> None:
     batch = {"id": 77, "ns": "shop.c", "firstBatch": [], "nextBatch": [], "postBatchResumeToken": {"_data": "82"}}
     answers = iter([{"ok": 1.0, "cursor": batch}, dict(REFUSAL)])
-    api.dispatcher.answers |= dict.fromkeys(("aggregate", "getMore"), lambda _: next(answers))
+    api.answers |= dict.fromkeys(("aggregate", "getMore"), lambda _: next(answers))
     api.get("/v1/watch?database=shop")
     assert api.command_names()[:2] == ["aggregate", "getMore"]
-    assert {request.batch_bytes for request in api.dispatcher.requests[:2]} == {BATCH_BYTES}
+    assert {request.batch_bytes for request in api.requests[:2]} == {BATCH_BYTES}
 
 
 def test_a_consumers_events_as_lines(api: Api) -> None:
     event = {"_id": {"_data": "82"}, "operationType": "drop"}
     first = {"ok": 1.0, "generation": 5, "active": True, "position": "81", "events": [event], "next": "83"}
     answers = iter([first, {**first, "events": []}, dict(REFUSAL)])
-    api.dispatcher.answers["replSetConsumerRead"] = lambda _: next(answers)
+    api.answers["replSetConsumerRead"] = lambda _: next(answers)
     answer = api.get("/v1/consumers/mailer/events?reader=a", headers={"accept": "application/x-ndjson"})
     assert answer.headers["content-type"] == "application/x-ndjson"
     about, change, idle, error = map(json.loads, answer.text.splitlines())
@@ -133,7 +133,7 @@ def test_a_forecast_ends_with_its_client(api: Api, monkeypatch: pytest.MonkeyPat
         async def send(message: Any) -> None:
             statuses.append(message.get("status", 0))
 
-        monkeypatch.setattr(api.dispatcher, "run", answer)
+        monkeypatch.setattr(api.member.dispatcher, "run", answer)
         path = "/v1/replset/whatIf"
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         scope = {"type": "http", "path": path, "raw_path": path.encode(), "method": "POST", "query_string": b""}
@@ -143,4 +143,4 @@ def test_a_forecast_ends_with_its_client(api: Api, monkeypatch: pytest.MonkeyPat
         await running
         return cancelled.is_set(), statuses
 
-    assert asyncio.run(main()) == (True, [503, 0])
+    assert api.rig.do(main()) == (True, [503, 0])

@@ -8,23 +8,15 @@ from typing import Any
 import pytest
 
 from api import commands
-from replset.bson import Int64, Timestamp
+from replset.bson import Timestamp
 from replset.errors import HostUnreachableError, NothingSentError
-from replset.ids import HostPort
-from tests.unit.api.kit import NEWEST, OTHER, Api, plain, refused
+from tests.rig import a_set, step_down
+from tests.unit.api.kit import NEWEST, Api, plain, refused
 
-OPTIME = {"ts": Timestamp(NEWEST.seconds, NEWEST.increment), "t": Int64(3)}
-TIMED_OUT = {
-    "code": 64,
-    "codeName": "WriteConcernTimeout",
-    "errmsg": "waiting for replication timed out",
-    "errInfo": {
-        "wtimeout": True,
-        "writeConcern": {"w": "majority", "wtimeout": 100, "provenance": "clientSupplied"},
-        "progress": [{"_id": 0, "host": "127.0.0.1:27017", "appliedOpTime": OPTIME}],
-    },
-}
-DUPLICATE = {"index": 0, "code": 11000, "keyPattern": {"_id": 1}, "keyValue": {"_id": 1}, "errmsg": "E11000 _id"}
+PRIMARY = "a:27017"
+OPTIME = {"ts": Timestamp(NEWEST.seconds, NEWEST.increment), "t": NEWEST.term}
+DUPLICATE = {"index": 0, "code": 11000, "errmsg": "E11000 _id"}
+IDS = [{"_id": 1}, {"_id": 2}, {"_id": 3}]
 
 
 def insert(api: Api, query: str = "", **fields: Any) -> Any:
@@ -35,21 +27,19 @@ def insert(api: Api, query: str = "", **fields: Any) -> Any:
 
 
 def test_a_duplicate_key(api: Api) -> None:
-    api.dispatcher.answers["insert"] = {"ok": 1.0, "n": 0, "writeErrors": [DUPLICATE]}
+    assert insert(api).status_code == 201
     document = refused(insert(api), 409, 11000, "E11000")
-    assert document["keyPattern"] == {"_id": 1}
-    assert document["keyValue"] == {"_id": 1}
+    assert (document["keyPattern"], document["keyValue"]) == ({"_id": 1}, {"_id": 1})
     assert "insertedId" not in document
 
 
 @pytest.mark.parametrize(("ordered", "inserted"), [(True, [1]), (False, [1, 3])])
 def test_an_error_lists_what_was_inserted_before_a_duplicate_key(api: Api, ordered: bool, inserted: list[int]) -> None:
-    error = {**DUPLICATE, "index": 1}
-    api.dispatcher.answers["insert"] = {"ok": 1.0, "n": len(inserted), "writeErrors": [error]}
-    documents = [{"_id": 1}, {"_id": 2}, {"_id": 3}]
-    document = refused(api.act("insertMany", documents=documents, ordered=ordered), 409, 11000)
+    api.insert({"_id": 2})
+    document = refused(api.act("insertMany", documents=IDS, ordered=ordered), 409, 11000)
     assert document["insertedIds"] == inserted
     assert [row["index"] for row in document["writeErrors"]] == [1]
+    assert plain(api.act("countDocuments"))["count"] == len(inserted) + 1
 
 
 @pytest.mark.parametrize(
@@ -58,13 +48,13 @@ def test_an_error_lists_what_was_inserted_before_a_duplicate_key(api: Api, order
 )
 def test_a_write_error_has_the_status_of_its_code(api: Api, code: int, status: int) -> None:
     error = {"index": 0, "code": code, "errmsg": "because"}
-    api.dispatcher.answers["update"] = {"ok": 1.0, "n": 0, "nModified": 0, "writeErrors": [error]}
+    api.answers["update"] = {"ok": 1.0, "n": 0, "nModified": 0, "writeErrors": [error]}
     refused(api.act("updateMany", filter={}, update={"$set": {"a": 1}}), status, code, "because")
 
 
 def test_a_failure_amid_many_is_not_called_nothing_applied(api: Api) -> None:
     error = {"index": 0, "code": 14031, "errmsg": "the disk is full"}
-    api.dispatcher.answers["update"] = {"ok": 1.0, "n": 200, "nModified": 200, "writeErrors": [error]}
+    api.answers["update"] = {"ok": 1.0, "n": 200, "nModified": 200, "writeErrors": [error]}
     response = api.act("updateMany", filter={}, update={"$set": {"a": 1}})
     document = refused(response, 504, 14031)
     assert document["applied"] == response.headers["x-replset-applied"] == "unknown"
@@ -72,198 +62,182 @@ def test_a_failure_amid_many_is_not_called_nothing_applied(api: Api) -> None:
 
 
 def test_an_unmet_write_concern_is_504_with_the_result(api: Api) -> None:
-    api.dispatcher.answers["insert"] = {"ok": 1.0, "n": 1, "opTime": OPTIME, "writeConcernError": TIMED_OUT}
+    api.rig.stop_disk()
     response = insert(api, writeConcern={"w": "majority", "wtimeout": 100})
+    newest = api.rig.newest()
+    api.rig.start_disk()
     assert response.headers["x-replset-applied"] == "true"
     document = refused(response, 504, 64, "timed out")
-    assert document["applied"] is True
-    assert document["insertedId"] == 1
-    assert document["optime"] == str(NEWEST)
-    assert document["writeConcernError"]["errInfo"]["writeConcern"]["w"] == "majority"
-    assert document["writeConcernError"]["errInfo"]["progress"][0]["host"] == "127.0.0.1:27017"
+    assert (document["applied"], document["insertedId"], document["optime"]) == (True, 1, str(newest))
+    about = document["writeConcernError"]["errInfo"]
+    assert (about["writeConcern"]["w"], about["progress"][0]["host"]) == ("majority", PRIMARY)
 
 
 @pytest.mark.parametrize("code", [100, 79, 91, 189, 50])
 def test_other_reasons_for_an_unmet_write_concern(api: Api, code: int) -> None:
     concern = {"code": code, "errmsg": "because", "errInfo": {}}
-    api.dispatcher.answers["delete"] = {"ok": 1.0, "n": 1, "opTime": OPTIME, "writeConcernError": concern}
+    api.answers["delete"] = {"ok": 1.0, "n": 1, "opTime": OPTIME, "writeConcernError": concern}
     document = refused(api.act("deleteOne", filter={}), 504, code)
     assert (document["applied"], document["deletedCount"]) == (True, 1)
 
 
 def test_a_write_error_and_an_unmet_write_concern_are_both_reported(api: Api) -> None:
-    reply = {"ok": 1.0, "n": 1, "writeErrors": [DUPLICATE], "writeConcernError": TIMED_OUT}
-    api.dispatcher.answers["insert"] = reply
-    document = refused(api.act("insertMany", documents=[{"_id": 1}, {"_id": 2}], ordered=False), 409, 11000)
+    concern = {"code": 64, "errmsg": "timed out"}
+    api.answers["insert"] = {"ok": 1.0, "n": 1, "writeErrors": [DUPLICATE], "writeConcernError": concern}
+    document = refused(api.act("insertMany", documents=IDS, ordered=False), 409, 11000)
     assert document["writeConcernError"]["code"] == 64
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [(100, 400), (79, 400), (94, 503), (14031, 503), (91, 503), (11600, 503), (13436, 503)]
+    ("action", "code", "status", "applied"),
+    [
+        *(("insertOne", code, 400, None) for code in (100, 79)),
+        *(("insertOne", code, 503, None) for code in (94, 14031, 91, 11600, 13436)),
+        *(("insertOne", code, 504, "unknown") for code in (1, 189, 11602)),
+        *(("find", code, 503, None) for code in (1, 50, 189, 13435, 239)),
+        ("find", 43, 404, None),
+        ("find", 292, 400, None),
+    ],
 )
-def test_a_write_that_was_refused_as_a_whole(api: Api, code: int, status: int) -> None:
-    api.dispatcher.answers["insert"] = {"ok": 0.0, "code": code, "codeName": "x", "errmsg": "because"}
-    document = refused(insert(api), status, code, "because")
-    assert "applied" not in document
-
-
-@pytest.mark.parametrize("code", [1, 189, 11602])
-def test_a_write_with_an_unknown_outcome(api: Api, code: int) -> None:
-    api.dispatcher.answers["insert"] = {"ok": 0.0, "code": code, "errmsg": "because", "n": 3, "opTime": OPTIME}
-    response = insert(api)
-    assert response.headers["x-replset-applied"] == "unknown"
-    document = refused(response, 504, code)
-    assert document["applied"] == "unknown"
-    assert document["n"] == 3
-
-
-@pytest.mark.parametrize(
-    ("code", "status"), [(1, 503), (50, 503), (189, 503), (13435, 503), (43, 404), (239, 503), (292, 400)]
-)
-def test_a_read_that_fails(api: Api, code: int, status: int) -> None:
-    api.dispatcher.answers["find"] = {"ok": 0.0, "code": code, "errmsg": "because"}
-    document = refused(api.act("find"), status, code)
-    assert "applied" not in document
+def test_what_failed_as_a_whole(api: Api, action: str, code: int, status: int, applied: str | None) -> None:
+    api.answers["insert"] = api.answers["find"] = {"ok": 0.0, "code": code, "errmsg": "because", "n": 3}
+    response = api.act(action, **({"document": {}} if action == "insertOne" else {}))
+    document = refused(response, status, code, "because")
+    assert (document.get("applied"), response.headers.get("x-replset-applied"), document["n"]) == (applied, applied, 3)
 
 
 @pytest.mark.parametrize("w", [0, {"$numberDouble": "0"}, {"$numberLong": "0"}])
 def test_w_0_promises_nothing(api: Api, w: object) -> None:
-    api.dispatcher.answers["insert"] = {"ok": 1.0, "n": 0, "writeErrors": [DUPLICATE]}
-    api.dispatcher.answers["delete"] = {"ok": 1.0, "n": 3}
-    response = insert(api, writeConcern={"w": w})
-    assert (response.status_code, plain(response)) == (202, {"insertedId": 1})
-    documents = [{"_id": 1}, {"_id": 2}]
-    response = api.act("insertMany", documents=documents, writeConcern={"w": w})
-    assert (response.status_code, plain(response)) == (202, {"insertedIds": [1, 2]})
-    response = api.act("deleteMany", filter={}, writeConcern={"w": w})
-    assert (response.status_code, plain(response)) == (202, {})
+    for name, fields, said in (
+        ("insertOne", {"document": {"_id": 1}}, {"insertedId": 1}),
+        ("insertOne", {"document": {"_id": 1}}, {"insertedId": 1}),
+        ("insertMany", {"documents": IDS}, {"insertedIds": [1, 2, 3]}),
+        ("deleteMany", {"filter": {}}, {}),
+    ):
+        response = api.act(name, writeConcern={"w": w}, **fields)
+        assert (response.status_code, plain(response)) == (202, said)
 
 
 def test_false_is_not_w_0(api: Api) -> None:
-    api.dispatcher.answers["insert"] = {"ok": 1.0, "n": 1}
-    assert insert(api, writeConcern={"w": False}).status_code == 201
+    refused(insert(api, writeConcern={"w": False}), 400, 9, "w has to be")
 
 
 # --- on the primary ---------------------------------------------------------------------------------------------
 
 
-def test_a_write_to_a_secondary_is_answered_by_the_primary(api: Api) -> None:
-    api.member.become_secondary()
-    response = api.act("insertOne", document={"a": 1}, writeConcern={"w": 2, "wtimeout": 500})
-    assert response.status_code == 201
-    assert response.headers["x-replset-forwarded-to"] == OTHER
-    ((host, command, database, timeout_ms),) = api.member.peer.calls
-    assert (host, database) == (OTHER, "shop")
-    assert command["$replsetForwarded"] is True
-    assert command["writeConcern"] == {"w": 2, "wtimeout": 500}
-    assert timeout_ms == 500 + commands.MARGIN_MS
-    (document,) = command["documents"]
-    assert plain(response) == {"insertedId": {"$oid": str(document["_id"])}}, "the _id was fixed here"
-    assert api.dispatcher.requests == []
+def test_a_write_to_a_secondary_is_answered_by_the_primary(secondary: Api) -> None:
+    response = secondary.act("insertOne", document={"a": 1}, writeConcern={"w": 2, "wtimeout": 500})
+    assert (response.status_code, response.headers["x-replset-forwarded-to"]) == (201, PRIMARY)
+    ((host, command, database, _),) = secondary.forwarded
+    assert (host, database, command["writeConcern"]) == (PRIMARY, "shop", {"w": 2, "wtimeout": 500})
+    found = secondary.rig.client().ok({"find": "orders"}, "shop")["cursor"]["firstBatch"]
+    assert found == command["documents"]
+    assert plain(response) == {"insertedId": {"$oid": str(found[0]["_id"])}}, "the _id was fixed here"
+    assert secondary.requests == []
 
 
-def test_the_primarys_errors_come_back_with_where_they_came_from(api: Api) -> None:
-    api.member.become_secondary()
-    api.member.peer.answer = {"ok": 1.0, "n": 1, "opTime": OPTIME, "writeConcernError": TIMED_OUT}
-    response = insert(api)
-    refused(response, 504, 64)
-    assert response.headers["x-replset-forwarded-to"] == OTHER
-    assert response.headers["x-replset-applied"] == "true"
-    api.member.peer.answer = {"ok": 0.0, "code": 10107, "errmsg": "not primary"}
-    refused(insert(api), 503, 10107)
-    assert len(api.member.peer.calls) == 2, "once forwarded, never again"
+def test_the_primarys_errors_come_back_with_where_they_came_from(secondary: Api) -> None:
+    insert(secondary)
+    response = insert(secondary)
+    refused(response, 409, 11000)
+    assert response.headers["x-replset-forwarded-to"] == PRIMARY
+    secondary.primary = {"ok": 0.0, "code": 10107, "errmsg": "not primary"}
+    refused(insert(secondary), 503, 10107)
+    assert len(secondary.forwarded) == 3, "once forwarded, never again"
 
 
-def test_reads_are_not_forwarded(api: Api) -> None:
-    api.member.become_secondary()
-    api.dispatcher.answers["find"] = {"ok": 0.0, "code": 13435, "errmsg": "not primary and secondaryOk=false"}
-    refused(api.act("find"), 503, 13435)
-    assert api.member.peer.calls == []
+def test_reads_are_not_forwarded(secondary: Api) -> None:
+    refused(secondary.act("find"), 503, 13435)
+    assert secondary.forwarded == []
 
 
-def test_a_primary_that_steps_down_meanwhile_forwards(api: Api) -> None:
-    def steps_down(_: dict[str, Any]) -> dict[str, Any]:
-        api.member.become_secondary()
-        return {"ok": 0.0, "code": 10107, "errmsg": "not primary"}
+def test_a_primary_that_steps_down_meanwhile_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_set(3) as rig:
+        api = Api(rig, monkeypatch)
 
-    api.dispatcher.answers["insert"] = steps_down
-    response = insert(api)
-    assert (response.status_code, response.headers["x-replset-forwarded-to"]) == (201, OTHER)
+        async def steps_down(_: dict[str, Any]) -> Any:
+            request = api.requests[-1]
+            await rig.member().dispatcher.run(rig.client().request(step_down(600), "admin"))
+            while rig.member().node.primary_host in (None, PRIMARY):
+                await rig.member().wait_for_change(1_000)
+            return await api.run(request)
+
+        api.answers["insert"] = steps_down
+        response = insert(api)
+        assert response.status_code == 201
+        assert response.headers["x-replset-forwarded-to"] == rig.member().node.primary_host
 
 
 @pytest.mark.parametrize("query", ["", "?forward=true", "?forward=false"])
-@pytest.mark.parametrize("known", [None, HostPort("127.0.0.1:27017")])
-def test_without_a_primary_nothing_is_applied(api: Api, known: HostPort | None, query: str) -> None:
-    api.member.become_secondary(known)
+@pytest.mark.parametrize("known", [False, True])
+def test_without_a_primary_nothing_is_applied(
+    api: Api, monkeypatch: pytest.MonkeyPatch, known: bool, query: str
+) -> None:
+    """known: this member leads, and takes no writes yet."""
+    state = api.member.node._state
+    monkeypatch.setattr(state, "writable", False)
+    if not known:
+        monkeypatch.setattr(state, "primary_id", None)
     refused(insert(api, query), 503, 10107, "nothing was applied")
-    assert api.dispatcher.requests == []
-    assert api.member.peer.calls == []
+    assert api.requests == api.forwarded == []
 
 
-def test_without_forwarding_the_primary_is_named(api: Api) -> None:
-    api.member.become_secondary()
-    response = insert(api, "?forward=false")
-    refused(response, 307, 10107, "http://127.0.0.1:28018")
-    assert response.headers["location"] == "http://127.0.0.1:28018/v1/action/insertOne"
-    assert api.member.peer.calls == []
+def test_without_forwarding_the_primary_is_named(secondary: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    response = insert(secondary, "?forward=false")
+    refused(response, 307, 10107, "http://a:28017")
+    assert response.headers["location"] == "http://a:28017/v1/action/insertOne"
+    peer: Any = secondary.member.node.peer_at(secondary.rig.cluster.host("a"))
+    monkeypatch.setattr(peer, "http_address", "")
+    refused(insert(secondary, "?forward=false"), 503, 10107, PRIMARY)
+    assert secondary.forwarded == []
 
 
-def test_without_forwarding_to_a_primary_whose_address_is_not_known_yet(api: Api) -> None:
-    api.member.become_secondary()
-    api.member.node.http_addresses.clear()
-    refused(insert(api, "?forward=false"), 503, 10107, OTHER)
-
-
-def test_a_write_concern_that_can_never_be_met_is_refused_before_it_is_forwarded(api: Api) -> None:
-    api.member.become_secondary()
-    refused(insert(api, writeConcern={"w": 5}), 400, 100)
-    refused(insert(api, writeConcern={"w": "nowhere"}), 400, 79)
-    refused(insert(api, writeConcern={"w": -1}), 400, 9)
-    assert api.member.peer.calls == []
+@pytest.mark.parametrize(("w", "code"), [(5, 100), ("nowhere", 79), (-1, 9)])
+def test_a_write_concern_that_can_never_be_met_is_refused_before_it_is_forwarded(
+    secondary: Api, w: object, code: int
+) -> None:
+    refused(insert(secondary, writeConcern={"w": w}), 400, code)
+    assert secondary.forwarded == []
 
 
 def unreachable(cause: Exception) -> HostUnreachableError:
-    error = HostUnreachableError(f"{OTHER} cannot be reached")
+    error = HostUnreachableError(f"{PRIMARY} cannot be reached")
     error.__cause__ = cause
     return error
 
 
-def test_a_primary_that_cannot_be_reached(api: Api) -> None:
-    api.member.become_secondary()
-    api.member.peer.answer = NothingSentError(f"{OTHER} cannot be reached")
-    refused(insert(api), 503, 6, "nothing was applied")
+def test_a_primary_that_cannot_be_reached(secondary: Api) -> None:
+    secondary.primary = NothingSentError(f"{PRIMARY} cannot be reached")
+    refused(insert(secondary), 503, 6, "nothing was applied")
 
 
 @pytest.mark.parametrize("cause", [ConnectionResetError(), TimeoutError()])
-def test_a_connection_that_breaks_leaves_the_outcome_unknown(api: Api, cause: Exception) -> None:
-    api.member.become_secondary()
-    api.member.peer.answer = unreachable(cause)
-    response = insert(api)
+def test_a_connection_that_breaks_leaves_the_outcome_unknown(secondary: Api, cause: Exception) -> None:
+    secondary.primary = unreachable(cause)
+    response = insert(secondary)
     assert refused(response, 504, 6, "unknown")["applied"] == "unknown"
     assert response.headers["x-replset-applied"] == "unknown"
-    assert response.headers["x-replset-forwarded-to"] == OTHER
+    assert response.headers["x-replset-forwarded-to"] == PRIMARY
 
 
-@pytest.mark.parametrize("successor", [None, "127.0.0.1:27019"])
-def test_the_wait_ends_when_the_primary_is_replaced(
-    api: Api, successor: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commands, "PRIMARY_CHECK_S", 0.01)
-    cancelled = asyncio.Event()
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_the_wait_ends_when_the_primary_is_replaced(monkeypatch: pytest.MonkeyPatch, is_alone: bool) -> None:
+    """is_alone: nobody leads then."""
+    with a_set(3) as rig:
+        api, cancelled = Api(rig, monkeypatch, "b"), asyncio.Event()
 
-    async def silent() -> dict[str, Any]:
-        api.member.node.primary_host = None if successor is None else HostPort(successor)
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-        return {}
+        async def silent() -> dict[str, Any]:
+            rig.cluster.cut(["b"] if is_alone else ["a"])
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+            return {}
 
-    api.member.become_secondary()
-    api.member.peer.answer = silent
-    assert refused(insert(api), 504, 6, "is not primary any more")["applied"] == "unknown"
-    assert cancelled.is_set()
+        api.primary = silent
+        assert refused(insert(api), 504, 6, "is not primary any more")["applied"] == "unknown"
+        assert cancelled.is_set()
+        rig.cluster.heal()
 
 
 @pytest.mark.parametrize(
@@ -276,7 +250,7 @@ def test_the_wait_ends_when_the_primary_is_replaced(
         ({"maxTimeMS": 0, "writeConcern": {"wtimeout": 0}}, commands.FORWARD_MS),
     ],
 )
-def test_the_primary_gets_the_time_limit_of_the_client(api: Api, fields: dict[str, Any], timeout_ms: int) -> None:
-    api.member.become_secondary()
-    insert(api, **fields)
-    assert api.member.peer.calls[0][3] == timeout_ms
+def test_the_primary_gets_the_time_limit_of_the_client(secondary: Api, fields: dict[str, Any], timeout_ms: int) -> None:
+    secondary.primary = {"ok": 1.0, "n": 1}
+    insert(secondary, **fields)
+    assert secondary.forwarded[0][3] == timeout_ms

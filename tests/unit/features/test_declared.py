@@ -42,6 +42,11 @@ def rig() -> Iterator[Rig]:
         yield made
 
 
+@pytest.fixture
+def api(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Api:
+    return Api(rig, monkeypatch)
+
+
 def named(rows: list[tuple[Declaration, DeclaredField]]) -> list[str]:
     return [f"{one.name}-{row.name}" for one, row in rows]
 
@@ -105,8 +110,8 @@ def test_another_field_and_another_database_are_refused(client: Client, one: Dec
 
 
 @pytest.mark.parametrize("one", OVER_HTTP, ids=lambda one: str(one.name))
-def test_over_http_what_must_be_given_and_what_is_unknown_is_named(one: Declaration) -> None:
-    api, path = Api(), one.path
+def test_over_http_what_must_be_given_and_what_is_unknown_is_named(api: Api, one: Declaration) -> None:
+    path = one.path
     if one.method == "POST":
         refused(api.post(path, {"another": 1}), 400, 40415, "'another'")
     for row in one.in_body:
@@ -118,18 +123,17 @@ def test_over_http_what_must_be_given_and_what_is_unknown_is_named(one: Declarat
 
 
 @pytest.mark.parametrize("one", OVER_HTTP, ids=lambda one: str(one.name))
-def test_over_http_an_unknown_outcome_is_no_promise_that_nothing_was_applied(one: Declaration) -> None:
-    api = Api()
-    api.dispatcher.answers[one.name] = {"ok": 0.0, "code": 11602, "errmsg": "interrupted"}
+def test_over_http_an_unknown_outcome_is_no_promise_that_nothing_was_applied(api: Api, one: Declaration) -> None:
+    api.answers[one.name] = {"ok": 0.0, "code": 11602, "errmsg": "interrupted"}
     refused(ask(api, one), 504, 11602, "interrupted")
 
 
 @pytest.mark.parametrize("one", OVER_HTTP, ids=lambda one: str(one.name))
-def test_over_http_it_is_the_command(one: Declaration) -> None:
-    api = Api()
+def test_over_http_it_is_the_command(api: Api, one: Declaration) -> None:
+    api.answers[one.name] = {"ok": 1.0}
     assert ask(api, one).status_code in {200, 201}
     expected = {wire_name(one, row): a_value(row.kind.schema) for row in one.in_body}
-    assert api.dispatcher.command == {one.name: one.in_path or 1} | expected
+    assert api.command == {one.name: one.in_path or 1} | expected
 
 
 def test_the_docs_have_every_field_and_default() -> None:

@@ -27,6 +27,7 @@ from replset.storage.store import StoreOptions
 from rollback_tools.app import app as tools_app
 from rollback_tools.dump import build_parser as dump_parser
 from spark.cli import app as spark_app
+from tests.rig import a_set
 from tests.unit.api.kit import Api
 from tests.unit.cli.commands import commands_of, parameters_of
 
@@ -374,13 +375,14 @@ def test_every_name_in_the_last_column_of_the_behaviour_page_is_in_the_product()
 # --- what pages say of the product ----------------------------------------------------------------------------------
 
 
-def test_what_comes_without_a_login_is_what_the_page_says() -> None:
+def test_what_comes_without_a_login_is_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     (sentence,) = re.findall(r"Without `Authorization` come (.*)\.", page("security.md"))
     named = set(re.findall(r"`(?:POST )?(/[^`]*)`", sentence))
     assert named | {"/", "/favicon.ico"} == PUBLIC, "and the files of the page"
-    api = Api()
-    for path in sorted(named - {"/v1/login"}):
-        assert api.get(path).status_code != 404, path
+    with a_set() as rig:
+        api = Api(rig, monkeypatch)
+        for path in sorted(named - {"/v1/login"}):
+            assert api.get(path).status_code != 404, path
 
 
 def test_what_stays_in_memory_after_load_is_what_the_page_says() -> None:

@@ -7,7 +7,7 @@ What a policy makes of three versions is in `test_policy.py`; lines, questions a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from replset.bson import encode_key
 from replset.features.recovery.lost_writes import lost_entries
 from replset.replication.rollback_manifest import RollbackState, list_manifests
 from rollback_tools import diff, main, restore
-from tests.unit.api.kit import Api
+from tests.rig import Rig, a_set
+from tests.unit.api.kit import Api, read_rollbacks
 from tests.unit.rollback_tools.kit import (
     BEFORE,
     ORDERS,
@@ -53,8 +54,18 @@ Ask = Callable[..., dict[str, Any]]
 """Ask for `verify`, `diff` or `restore` of a rollback; the answer as JSON. It is {"refused": why} for a refusal."""
 
 
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with a_set() as made:
+        yield made
+
+
 @pytest.fixture(params=["tool", "http"])
-def ask(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> Ask:
+    api = Api(rig, monkeypatch)
+
     def by_tool(what: str, manifest: Path, policy: str = "", collection: str = "", *, dry: bool = False) -> Any:
         options = ["--policy", policy, *([collection] if collection else [])] if policy else []
         capsys.readouterr()
@@ -71,8 +82,9 @@ def ask(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> A
 
     def over_http(what: str, manifest: Path, policy: str = "", collection: str = "", *, dry: bool = False) -> Any:
         given = {"policy": policy, "collection": collection, "dryRun": dry}
-        api, url = Api(str(manifest.parent)), f"/v1/replset/rollbacks/{manifest.stem}/{what}"
+        url = f"/v1/replset/rollbacks/{manifest.stem}/{what}"
         body = {name: value for name, value in given.items() if value}
+        read_rollbacks(api, monkeypatch, manifest.parent)
         found = api.post(url, body) if what == "restore" else api.get(url)
         assert api.member.admission.in_use == 0
         document = found.json()
