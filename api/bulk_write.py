@@ -166,7 +166,8 @@ def _count(total: dict[str, Any], part: BulkPart, reply: dict[str, Any]) -> None
         total["writeConcernError"] = reply["writeConcernError"]
     if optime_or_none(reply.get("opTime")) is not None:
         total["opTime"] = reply["opTime"]
-    total |= {name: reply[name] for name in ("operationTime", "$clusterTime") if name in reply}
+    # A reply without a cluster time is as new as its operation: that of the command before is older.
+    total |= {name: reply.get(name) for name in ("operationTime", "$clusterTime")}
 
 
 def _answer_fields(reply: Reply, command: ActionCommand) -> dict[str, Any]:

@@ -173,7 +173,8 @@ def read_rollbacks(api: Api, patch: pytest.MonkeyPatch, folder: Path) -> None:
 def plain(response: httpx.Response) -> dict[str, Any]:
     """Return the answer without its times, which every answer has."""
     document: dict[str, Any] = response.json()
-    assert document.pop("operationTime") == document.pop("$clusterTime")["clusterTime"]
+    at, known = document.pop("operationTime"), document.pop("$clusterTime")["clusterTime"]
+    assert at == known, "nobody else writes"
     return document
 
 

@@ -10,10 +10,10 @@ from replset.bson import ObjectId
 from tests.unit.api.kit import NEWEST, Api, plain, refused, whole_command
 
 INSERT = {"insertOne": {"document": {"_id": 1}}}
-UPDATE = {"updateOne": {"filter": {"_id": 1}, "update": {"$set": {"a": 1}}, "upsert": True}}
+UPDATE = {"updateOne": {"filter": {"_id": 1}, "update": {"$set": {"a": 1}}}}
+UPSERT = {"updateOne": {"filter": {"_id": 9}, "update": {"$set": {"a": 1}}, "upsert": True}}
 REPLACE = {"replaceOne": {"filter": {"_id": 2}, "replacement": {"a": 2}}}
 DELETE = {"deleteMany": {"filter": {}}}
-FAILED = {"index": 0, "code": 11000, "errmsg": "E11000"}
 
 
 def bulk(api: Api, *operations: Any, **fields: Any) -> Any:
@@ -25,30 +25,29 @@ def sent(api: Api) -> list[dict[str, Any]]:
 
 
 def test_operations_of_one_kind_are_one_command(api: Api) -> None:
-    api.answers |= {
-        "insert": {"ok": 1.0, "n": 1},
-        "update": {"ok": 1.0, "n": 2, "nModified": 1, "upserted": [{"index": 1, "_id": 9}]},
-        "delete": {"ok": 1.0, "n": 4},
-    }
-    response = bulk(api, INSERT, UPDATE, REPLACE, DELETE, {"insertOne": {"document": {}}}, writeConcern={"w": 2})
+    api.insert({"_id": 2}, {"_id": 3})
+    response = bulk(
+        api, INSERT, UPDATE, UPSERT, REPLACE, DELETE, {"insertOne": {"document": {}}}, writeConcern={"w": 1}
+    )
     assert response.status_code == 200
     answer = plain(response)
     made = answer["insertedIds"][1]["_id"]
     assert answer == {
         "insertedCount": 2,
-        "matchedCount": 1,
-        "modifiedCount": 1,
+        "matchedCount": 2,
+        "modifiedCount": 2,
         "deletedCount": 4,
-        "insertedIds": [{"index": 0, "_id": 1}, {"index": 4, "_id": made}],
+        "insertedIds": [{"index": 0, "_id": 1}, {"index": 5, "_id": made}],
         "upsertedIds": [{"index": 2, "_id": 9}],
     }
-    shared = {"ordered": True, "writeConcern": {"w": 2}}
+    shared = {"ordered": True, "writeConcern": {"w": 1}}
     assert sent(api) == [
         {"insert": "orders", "documents": [{"_id": 1}], **shared},
         {
             "update": "orders",
             "updates": [
-                {"q": {"_id": 1}, "u": {"$set": {"a": 1}}, "multi": False, "upsert": True},
+                {"q": {"_id": 1}, "u": {"$set": {"a": 1}}, "multi": False},
+                {"q": {"_id": 9}, "u": {"$set": {"a": 1}}, "multi": False, "upsert": True},
                 {"q": {"_id": 2}, "u": {"a": 2}, "multi": False},
             ],
             **shared,
@@ -58,9 +57,9 @@ def test_operations_of_one_kind_are_one_command(api: Api) -> None:
     ]
 
 
-@pytest.mark.parametrize(("ordered", "commands", "deleted"), [(True, 1, 0), (False, 2, 3)])
+@pytest.mark.parametrize(("ordered", "commands", "deleted"), [(True, 1, 0), (False, 2, 2)])
 def test_an_operation_fails(api: Api, ordered: bool, commands: int, deleted: int) -> None:
-    api.answers |= {"insert": {"ok": 1.0, "n": 0, "writeErrors": [FAILED]}, "delete": {"ok": 1.0, "n": 3}}
+    api.insert({"_id": 1}, {"_id": 2})
     document = refused(bulk(api, INSERT, DELETE, ordered=ordered), 409, 11000, "E11000")
     assert (document["insertedCount"], document["deletedCount"], document["insertedIds"]) == (0, deleted, [])
     assert [row["index"] for row in document["writeErrors"]] == [0]
@@ -68,7 +67,7 @@ def test_an_operation_fails(api: Api, ordered: bool, commands: int, deleted: int
 
 
 def test_what_an_ordered_error_left_out_is_not_called_inserted(api: Api) -> None:
-    api.answers["insert"] = {"ok": 1.0, "n": 1, "writeErrors": [{**FAILED, "index": 1}]}
+    api.insert({"_id": 1})
     document = refused(bulk(api, *[{"insertOne": {"document": {"_id": n}}} for n in range(3)]), 409, 11000)
     assert document["insertedIds"] == [{"index": 0, "_id": 0}]
 
