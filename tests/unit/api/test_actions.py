@@ -590,8 +590,9 @@ def test_fields_that_are_refused(api: Api, name: str, fields: dict[str, Any], co
     assert api.requests == []
 
 
-def test_a_body_over_the_limit(api: Api) -> None:
-    refused(api.post("/v1/action/insertOne", b" " * 48_000_001), 413, 10334, "48000000")
+@pytest.mark.parametrize("path", ["/v1/action/insertOne", "/v1/command/shop"])
+def test_a_body_over_the_limit(api: Api, path: str) -> None:
+    refused(api.post(path, b" " * 48_000_001), 413, 10334, "48000000")
     assert api.requests == []
 
 

@@ -172,18 +172,8 @@ def test_administration_that_is_refused(api: Api, method: str, path: str, body: 
     assert api.requests == []
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [(93, 400), (103, 400), (109, 503), (94, 503), (74, 400), (262, 503), (95, 400), (23, 400), (119, 503)],
-)
-def test_refusals_of_the_set(api: Api, code: int, status: int) -> None:
-    api.answers["replSetAddMember"] = {"ok": 0.0, "code": code, "errmsg": "because"}
-    refused(api.post("/v1/replset/members", MEMBER), status, code, "because")
-
-
 def test_removing_who_is_no_member(api: Api) -> None:
-    api.answers["replSetRemoveMember"] = {"ok": 0.0, "code": 74, "errmsg": "a:1 is no member of the set"}
-    response = api.request("DELETE", "/v1/replset/members/a:1")
+    response = api.request("DELETE", "/v1/replset/members/x:1")
     assert (response.status_code, response.json()["code"]) == (404, 74)
 
 
@@ -195,27 +185,6 @@ def test_removing_who_is_no_member(api: Api) -> None:
 )
 def test_unknown_paths(api: Api, path: str) -> None:
     refused(api.get(path), 404, 59, path)
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "allow"),
-    [
-        ("POST", "/v1/replset/status", "GET"),
-        ("GET", "/v1/replset/initiate", "POST"),
-        ("PUT", "/v1/command/shop", "POST"),
-        ("GET", "/v1/replset/members/a:1", "DELETE"),
-        ("DELETE", "/v1/replset/oplog", "GET"),
-        ("POST", "/metrics", "GET"),
-    ],
-)
-def test_methods_that_are_not_allowed(api: Api, method: str, path: str, allow: str) -> None:
-    response = api.request(method, path)
-    refused(response, 405, 59, path)
-    assert response.headers["allow"] == allow
-
-
-def test_a_body_over_the_limit(api: Api) -> None:
-    refused(api.post("/v1/command/shop", b" " * 48_000_001), 413, 10334)
 
 
 def test_an_error_has_the_form_of_the_accept_header(api: Api) -> None:
@@ -534,7 +503,8 @@ def test_a_method_that_a_path_does_not_take_is_told_with_one_that_it_takes(
         response = api.request(method, path)
         assert response.status_code == 405, method
         assert set(response.headers["allow"].split(", ")) & methods
-        assert method == "HEAD" or response.json()["code"] == 59
+        if method != "HEAD":
+            refused(response, 405, 59, path)
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/openapi.json", "/v1/replset/config", "/v1/nothing"])
