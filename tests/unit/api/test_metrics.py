@@ -99,6 +99,8 @@ def test_what_they_say(rig: Rig, text: str) -> None:
         ("replset_command_failures_total", "2", "BadValue"): 1,
     }
     assert {key: found.get(key) for key in exact} == exact
+    assert 0.01 < found["replset_member_lag_seconds", "b:27017"] < 1
+    assert 0.1 < found["replset_uptime_seconds",] < 60
 
 
 def test_names_follow_the_conventions(text: str) -> None:
