@@ -11,7 +11,7 @@ import contextvars
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pytest
 
@@ -254,6 +254,26 @@ class Client:
 
     def _rows(self) -> list[OplogRow]:
         return self.member.store.oplog_after(OPTIME_NULL, limit=10_000, max_bytes=1 << 30)
+
+
+class RigWire:
+    """Stands for a WireClient where a member of `rig` is asked by a program that waits for its answer."""
+
+    rig: Rig
+
+    def __init__(self, host: str, **_options: object) -> None:
+        self.name = host.partition(":")[0]
+        if host != f"{self.name}:27017" or self.name not in self.rig.cluster.machines:
+            raise HostUnreachableError(f"{host} cannot be reached: Connection refused")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """There is nothing to close."""
+
+    def command(self, database: str, command: Mapping[str, object]) -> dict[str, Any]:
+        return self.rig.client(self.name).run(command, database)
 
 
 def note_waits(

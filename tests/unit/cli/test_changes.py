@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,9 +13,11 @@ from replset.cli.changes import NotAcceptedError, check_effect, with_members, wi
 from replset.cli.main import main
 from replset.cli.plans import with_vote
 from replset.config import ReplSetConfig
-from replset.errors import HostUnreachableError
+from tests.rig import Rig, RigWire, a_set
 
+CHANGES = ("replSetAddMember", "replSetRemoveMember", "replSetReconfig", "setDefaultRWConcern")
 Capture = pytest.CaptureFixture[str]
+Changes = list[dict[str, Any]]
 
 
 def config(data: int, arbiters: int = 0) -> dict[str, Any]:
@@ -63,109 +65,104 @@ def test_a_member_that_has_no_vote_yet_does_not_count() -> None:
     assert check_effect(before, without_member(before, "m3:1"), accept=False) == ""
 
 
-class FakeSet:
-    """Answers of a set of three, and the changes that were asked for."""
-
-    def __init__(self, silent: tuple[str, ...] = ()) -> None:
-        self.silent = silent
-        self.changes: list[Mapping[str, Any]] = []
-
-    def ask(
-        self, host: str, command: dict[str, Any], timeout_s: float = 30.0, database: str = "admin"
-    ) -> dict[str, Any]:
-        if host in self.silent:
-            raise HostUnreachableError(f"{host} cannot be reached: Connection refused")
-        name = next(iter(command))
-        replies: dict[str, Callable[[], dict[str, Any]]] = {
-            "ping": dict,
-            "replSetGetConfig": lambda: {"config": config(3)},
-            "replSetGetStatus": lambda: {"members": [{"_id": 0}]},
-            "hello": lambda: {"primary": "m0:1"},
-            "getDefaultRWConcern": lambda: {"defaultWriteConcernSource": "implicit"},
-        }
-        if name in replies:
-            return replies[name]()
-        self.changes.append(command)
-        return {}
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    """A set of three, and machines that are no members yet."""
+    with a_set(3, spare=True, spare_arbiter=True) as made:
+        for name in "nz":
+            made.cluster.start(name)
+        made.until(lambda: all(made.cluster.machines[name].started for name in "nz"))
+        yield made
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSet:
-    made = FakeSet(silent=("nobody:1",))
-    monkeypatch.setattr(calls, "ask", made.ask)
-    return made
+def changes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Changes:
+    """What was asked of the set that changes it."""
+    found: Changes = []
+
+    class Wire(RigWire):
+        def command(self, database: str, command: Mapping[str, object]) -> dict[str, Any]:
+            if next(iter(command)) in CHANGES:
+                found.append({**command})
+            return super().command(database, command)
+
+    Wire.rig = rig
+    monkeypatch.setattr(calls, "WireClient", Wire)
+    return found
 
 
 @pytest.mark.parametrize("command", ["add-witness", "add-arbiter"])
-def test_if_needed_does_not_take_another_kind_of_member_for_it(fake: FakeSet, command: str, capsys: Capture) -> None:
-    assert main([command, "m1:1", "--host", "m0:1", "--if-needed", "--accept"]) != 0
-    assert "m1:1 is in the set already as data member" in capsys.readouterr().err
-    assert main(["add", "m1:1", "--host", "m0:1", "--if-needed"]) == 0
-    assert "m1:1 is in the set already" in capsys.readouterr().out
-    assert fake.changes == []
+def test_if_needed_does_not_take_another_kind_of_member_for_it(changes: Changes, command: str, capsys: Capture) -> None:
+    assert main([command, "b:27017", "--host", "a:27017", "--if-needed", "--accept"]) != 0
+    assert "b:27017 is in the set already as data member" in capsys.readouterr().err
+    assert main(["add", "b:27017", "--host", "a:27017", "--if-needed"]) == 0
+    assert "b:27017 is in the set already" in capsys.readouterr().out
+    assert changes == []
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        ["add-arbiter", "a:1"],
-        ["remove", "m2:1"],
+        ["add-arbiter", "z:27017"],
+        ["remove", "c:27017"],
         ["add", "nobody:1"],
-        ["add", "m3:1", "--votes", "0", "--priority", "0", "--arbiter", "a:1"],
+        ["add", "n:27017", "--votes", "0", "--priority", "0", "--arbiter", "z:27017"],
     ],
 )
-def test_what_has_a_price_is_refused_until_it_is_accepted(fake: FakeSet, command: list[str], capsys: Capture) -> None:
-    assert main([*command, "--host", "m0:1"]) == 2
+def test_what_has_a_price_is_refused_until_it_is_accepted(
+    changes: Changes, command: list[str], capsys: Capture
+) -> None:
+    assert main([*command, "--host", "a:27017"]) == 2
     assert "--accept" in capsys.readouterr().err
-    assert fake.changes == []
-    assert main([*command, "--host", "m0:1", "--accept"]) == 0
-    assert fake.changes
+    assert changes == []
+    assert main([*command, "--host", "a:27017", "--accept"]) == 0
+    assert changes
 
 
-def test_a_reconfig_with_a_price(fake: FakeSet, tmp_path: Any, capsys: Capture) -> None:
+def test_a_reconfig_with_a_price(changes: Changes, tmp_path: Any, capsys: Capture) -> None:
     file = tmp_path / "new.json"
-    file.write_text('{"_id": "rs0", "members": [{"_id": 0, "host": "m0:1"}, {"_id": 1, "host": "m1:1"}]}')
+    file.write_text('{"_id": "rs0", "members": [{"_id": 0, "host": "a:27017"}, {"_id": 1, "host": "b:27017"}]}')
     for more in ([], ["--force"]):
-        assert main(["reconfig", str(file), "--host", "m0:1", *more]) == 2
+        assert main(["reconfig", str(file), "--host", "a:27017", *more]) == 2
         assert "go on with 0 data members down (now: 2 of 3, 1 down)" in capsys.readouterr().err
-    assert fake.changes == []
-    assert main(["reconfig", str(file), "--host", "m0:1", "--accept"]) == 0
-    assert fake.changes[0]["replSetReconfig"]["version"] == 4
+    assert changes == []
+    assert main(["reconfig", str(file), "--host", "a:27017", "--accept"]) == 0
+    assert changes[0]["replSetReconfig"]["version"] == 2
 
 
-def test_an_arbiter_that_nobody_reaches_is_said_before_and_after(fake: FakeSet, capsys: Capture) -> None:
-    assert main(["add-arbiter", "nobody:1", "--host", "m0:1"]) == 2
+def test_an_arbiter_that_nobody_reaches_is_said_before_and_after(changes: Changes, capsys: Capture) -> None:
+    assert main(["add-arbiter", "nobody:1", "--host", "a:27017"]) == 2
     assert "nobody:1 cannot be reached" in capsys.readouterr().err
-    assert main(["add-arbiter", "nobody:1", "--host", "m0:1", "--accept"]) == 0
+    assert main(["add-arbiter", "nobody:1", "--host", "a:27017", "--accept"]) == 0
     said = capsys.readouterr().out
     assert "\nnobody:1 cannot be reached: Connection refused\n" in said
     assert "majority writes will need 3 of 3 copies" in said
     assert said.endswith("nobody:1 is added as arbiter, not reachable yet\n")
 
 
-def test_force_is_refused_where_a_plan_would_ignore_it(fake: FakeSet, capsys: Capture) -> None:
-    assert main(["reconfig", "--restore", "m1:1", "--force", "--host", "m0:1"]) == 2
+def test_force_is_refused_where_a_plan_would_ignore_it(changes: Changes, capsys: Capture) -> None:
+    assert main(["reconfig", "--restore", "b:27017", "--force", "--host", "a:27017"]) == 2
     assert "--force goes with FILE or --demote" in capsys.readouterr().err
-    assert fake.changes == []
+    assert changes == []
 
 
 @pytest.mark.parametrize("kind", ["arbiterOnly", "witness"])
 def test_a_member_without_documents_keeps_its_priority(kind: str) -> None:
-    current = with_members(config(2), [{"host": "a:1", kind: True}])
-    assert with_vote(current, "a:1", 1, 2) == ReplSetConfig.parse(current)
+    current = with_members(config(2), [{"host": "z:27017", kind: True}])
+    assert with_vote(current, "z:27017", 1, 2) == ReplSetConfig.parse(current)
 
 
-def test_what_costs_nothing_is_done(fake: FakeSet, capsys: Capture) -> None:
-    assert main(["add", "m3:1", "--host", "m0:1", "--arbiter", "a:1"]) == 0
-    assert [change["replSetAddMember"]["host"] for change in fake.changes] == ["m3:1", "a:1"]
+def test_what_costs_nothing_is_done(changes: Changes, capsys: Capture) -> None:
+    assert main(["add", "n:27017", "--host", "a:27017", "--arbiter", "z:27017"]) == 0
+    assert [change["replSetAddMember"]["host"] for change in changes] == ["n:27017", "z:27017"]
     assert "majority writes will need 3 of 4 copies and go on with 1 data members down" in capsys.readouterr().out
 
 
-def test_add_takes_every_field_of_a_member(fake: FakeSet, capsys: Capture) -> None:
+def test_add_takes_every_field_of_a_member(changes: Changes, capsys: Capture) -> None:
     options = ["--priority", "0", "--votes", "0", "--hidden", "--delay", "60", "--tag", "dc=east", "--tag", "use=x=y"]
-    assert main(["add", "m3:1", "--host", "m0:1", *options, "--no-build-indexes"]) == 0
-    assert fake.changes[0]["replSetAddMember"] == {
-        "host": "m3:1",
+    assert main(["add", "n:27017", "--host", "a:27017", *options, "--no-build-indexes"]) == 0
+    assert changes[0]["replSetAddMember"] == {
+        "host": "n:27017",
         "priority": 0.0,
         "votes": 0,
         "hidden": True,
@@ -173,24 +170,25 @@ def test_add_takes_every_field_of_a_member(fake: FakeSet, capsys: Capture) -> No
         "tags": {"dc": "east", "use": "x=y"},
         "buildIndexes": False,
     }
-    assert capsys.readouterr().out == "m3:1 is added; it copies the data\n"
-    assert main(["add", "m3:1", "--host", "m0:1", "--tag", "east"]) == 2
+    assert capsys.readouterr().out == "n:27017 is added; it copies the data\n"
+    assert main(["add", "n:27017", "--host", "a:27017", "--tag", "east"]) == 2
     assert "--tag 'east' is not NAME=VALUE" in capsys.readouterr().err
 
 
 def test_a_reconfig_that_would_change_the_default_stores_it_first(
-    fake: FakeSet, tmp_path: Any, capsys: Capture
+    changes: Changes, tmp_path: Any, capsys: Capture
 ) -> None:
     file = tmp_path / "new.json"
-    members = [*config(3)["members"], {"_id": 3, "host": "a:1", "arbiterOnly": True}]
+    members: list[dict[str, Any]] = [{"_id": n, "host": f"{name}:27017"} for n, name in enumerate("abcz")]
+    members[3]["arbiterOnly"] = True
     file.write_text(json.dumps({"_id": "rs0", "members": members}))
-    assert main(["reconfig", str(file), "--host", "m0:1", "--accept"]) == 0
-    assert [next(iter(change)) for change in fake.changes] == ["setDefaultRWConcern", "replSetReconfig"]
+    assert main(["reconfig", str(file), "--host", "a:27017", "--accept"]) == 0
+    assert [next(iter(change)) for change in changes] == ["setDefaultRWConcern", "replSetReconfig"]
     assert "the default write concern is {w: 'majority'} from now on" in capsys.readouterr().out
 
 
-def test_start_is_for_loopback_addresses(fake: FakeSet, tmp_path: Any, capsys: Capture) -> None:
-    assert main(["add-arbiter", "db9:27017", "--host", "m0:1", "--start", str(tmp_path / "arbiter")]) == 2
+def test_start_is_for_loopback_addresses(changes: Changes, tmp_path: Any, capsys: Capture) -> None:
+    assert main(["add-arbiter", "db9:27017", "--host", "a:27017", "--start", str(tmp_path / "arbiter")]) == 2
     assert "replset start --replSet NAME" in capsys.readouterr().err
     assert not (tmp_path / "arbiter").exists()
 
