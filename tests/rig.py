@@ -256,24 +256,40 @@ class Client:
         return self.member.store.oplog_after(OPTIME_NULL, limit=10_000, max_bytes=1 << 30)
 
 
-class RigWire:
-    """Stands for a WireClient where a member of `rig` is asked by a program that waits for its answer."""
+def rig_wire(rig: Rig, patch: pytest.MonkeyPatch, module: object) -> list[dict[str, Any]]:
+    """From now on the module's WireClients ask members of the rig, and wait for the answers. Returns what is asked."""
+    asked: list[dict[str, Any]] = []
 
-    rig: Rig
+    class RigWire:
+        def __init__(self, host: str, **_options: object) -> None:
+            self.host, self.name = host, host.partition(":")[0]
+            if host != f"{self.name}:27017" or self.name not in rig.cluster.machines:
+                raise HostUnreachableError(f"{host} cannot be reached: Connection refused")
 
-    def __init__(self, host: str, **_options: object) -> None:
-        self.name = host.partition(":")[0]
-        if host != f"{self.name}:27017" or self.name not in self.rig.cluster.machines:
-            raise HostUnreachableError(f"{host} cannot be reached: Connection refused")
+        def __enter__(self) -> Self:
+            return self
 
-    def __enter__(self) -> Self:
-        return self
+        def __exit__(self, *_: object) -> None:
+            self.close()
 
-    def __exit__(self, *_: object) -> None:
-        """There is nothing to close."""
+        def close(self) -> None:
+            """There is nothing to close."""
 
-    def command(self, database: str, command: Mapping[str, object]) -> dict[str, Any]:
-        return self.rig.client(self.name).run(command, database)
+        def log_in(self, *_: object) -> None:
+            """Nobody has to."""
+
+        def command(self, database: str, command: Mapping[str, object]) -> dict[str, Any]:
+            return self.ask(database, command).decode()
+
+        def ask(
+            self, database: str, command: Mapping[str, object], sequence: tuple[str, list[bytes]] = ("", [])
+        ) -> RawDocument:
+            asked.append({**command})
+            client, rows = rig.client(self.name), {sequence[0]: [decode(row) for row in sequence[1]]}
+            return RawDocument(encode(client.run(command, database, **(rows if sequence[0] else {}))))
+
+    patch.setattr(module, "WireClient", RigWire)
+    return asked
 
 
 def note_waits(

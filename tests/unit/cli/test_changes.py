@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +13,11 @@ from replset.cli.changes import NotAcceptedError, check_effect, with_members, wi
 from replset.cli.main import main
 from replset.cli.plans import with_vote
 from replset.config import ReplSetConfig
-from tests.rig import Rig, RigWire, a_set
+from tests.rig import Rig, a_set, rig_wire
 
 CHANGES = ("replSetAddMember", "replSetRemoveMember", "replSetReconfig", "setDefaultRWConcern")
 Capture = pytest.CaptureFixture[str]
-Changes = list[dict[str, Any]]
+Changes = Callable[[], list[dict[str, Any]]]
 
 
 def config(data: int, arbiters: int = 0) -> dict[str, Any]:
@@ -77,18 +77,9 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture
 def changes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Changes:
-    """What was asked of the set that changes it."""
-    found: Changes = []
-
-    class Wire(RigWire):
-        def command(self, database: str, command: Mapping[str, object]) -> dict[str, Any]:
-            if next(iter(command)) in CHANGES:
-                found.append({**command})
-            return super().command(database, command)
-
-    Wire.rig = rig
-    monkeypatch.setattr(calls, "WireClient", Wire)
-    return found
+    """Gives what was asked of the set that changes it."""
+    asked = rig_wire(rig, monkeypatch, calls)
+    return lambda: [command for command in asked if next(iter(command)) in CHANGES]
 
 
 @pytest.mark.parametrize("command", ["add-witness", "add-arbiter"])
@@ -97,7 +88,7 @@ def test_if_needed_does_not_take_another_kind_of_member_for_it(changes: Changes,
     assert "b:27017 is in the set already as data member" in capsys.readouterr().err
     assert main(["add", "b:27017", "--host", "a:27017", "--if-needed"]) == 0
     assert "b:27017 is in the set already" in capsys.readouterr().out
-    assert changes == []
+    assert changes() == []
 
 
 @pytest.mark.parametrize(
@@ -114,9 +105,9 @@ def test_what_has_a_price_is_refused_until_it_is_accepted(
 ) -> None:
     assert main([*command, "--host", "a:27017"]) == 2
     assert "--accept" in capsys.readouterr().err
-    assert changes == []
+    assert changes() == []
     assert main([*command, "--host", "a:27017", "--accept"]) == 0
-    assert changes
+    assert changes()
 
 
 def test_a_reconfig_with_a_price(changes: Changes, tmp_path: Any, capsys: Capture) -> None:
@@ -125,9 +116,9 @@ def test_a_reconfig_with_a_price(changes: Changes, tmp_path: Any, capsys: Captur
     for more in ([], ["--force"]):
         assert main(["reconfig", str(file), "--host", "a:27017", *more]) == 2
         assert "go on with 0 data members down (now: 2 of 3, 1 down)" in capsys.readouterr().err
-    assert changes == []
+    assert changes() == []
     assert main(["reconfig", str(file), "--host", "a:27017", "--accept"]) == 0
-    assert changes[0]["replSetReconfig"]["version"] == 2
+    assert changes()[0]["replSetReconfig"]["version"] == 2
 
 
 def test_an_arbiter_that_nobody_reaches_is_said_before_and_after(changes: Changes, capsys: Capture) -> None:
@@ -143,7 +134,7 @@ def test_an_arbiter_that_nobody_reaches_is_said_before_and_after(changes: Change
 def test_force_is_refused_where_a_plan_would_ignore_it(changes: Changes, capsys: Capture) -> None:
     assert main(["reconfig", "--restore", "b:27017", "--force", "--host", "a:27017"]) == 2
     assert "--force goes with FILE or --demote" in capsys.readouterr().err
-    assert changes == []
+    assert changes() == []
 
 
 @pytest.mark.parametrize("kind", ["arbiterOnly", "witness"])
@@ -154,14 +145,14 @@ def test_a_member_without_documents_keeps_its_priority(kind: str) -> None:
 
 def test_what_costs_nothing_is_done(changes: Changes, capsys: Capture) -> None:
     assert main(["add", "n:27017", "--host", "a:27017", "--arbiter", "z:27017"]) == 0
-    assert [change["replSetAddMember"]["host"] for change in changes] == ["n:27017", "z:27017"]
+    assert [change["replSetAddMember"]["host"] for change in changes()] == ["n:27017", "z:27017"]
     assert "majority writes will need 3 of 4 copies and go on with 1 data members down" in capsys.readouterr().out
 
 
 def test_add_takes_every_field_of_a_member(changes: Changes, capsys: Capture) -> None:
     options = ["--priority", "0", "--votes", "0", "--hidden", "--delay", "60", "--tag", "dc=east", "--tag", "use=x=y"]
     assert main(["add", "n:27017", "--host", "a:27017", *options, "--no-build-indexes"]) == 0
-    assert changes[0]["replSetAddMember"] == {
+    assert changes()[0]["replSetAddMember"] == {
         "host": "n:27017",
         "priority": 0.0,
         "votes": 0,
@@ -183,7 +174,7 @@ def test_a_reconfig_that_would_change_the_default_stores_it_first(
     members[3]["arbiterOnly"] = True
     file.write_text(json.dumps({"_id": "rs0", "members": members}))
     assert main(["reconfig", str(file), "--host", "a:27017", "--accept"]) == 0
-    assert [next(iter(change)) for change in changes] == ["setDefaultRWConcern", "replSetReconfig"]
+    assert [next(iter(change)) for change in changes()] == ["setDefaultRWConcern", "replSetReconfig"]
     assert "the default write concern is {w: 'majority'} from now on" in capsys.readouterr().out
 
 

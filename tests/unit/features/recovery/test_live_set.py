@@ -11,13 +11,15 @@ from uuid import UUID
 
 import pytest
 
+from replset import target
 from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode, encode_key
 from replset.errors import BadValueError, HostUnreachableError, ReplError
 from replset.features.recovery import live_set
 from replset.features.recovery.live_set import LiveSet, UnconfirmedError, Write
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.oplog_entry import command_entry, delete_entry, extra_fields, insert_entry, noop_entry
+from replset.oplog_entry import command_entry, extra_fields, insert_entry, noop_entry
 from replset.wire.framing import FrameReader, WireMessage, encode_reply
+from tests.rig import Rig, a_set, rig_wire
 
 Answer = Callable[[dict[str, Any]], dict[str, Any] | None]
 NS = "shop.orders"
@@ -25,7 +27,10 @@ UUID_OF_ORDERS = UUID(int=7).bytes
 
 
 class FakeMember:
-    """A wire port that answers commands by their name; None breaks the connection. `asked`: all but hello."""
+    """A wire port that answers commands by their name; None breaks the connection. `asked`: all but hello.
+
+    It says what only a mongod says, and breaks connections. All else a set of the simulator answers.
+    """
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -103,13 +108,6 @@ def cursor(*rows: bytes, more: int = 0, name: str = "firstBatch") -> dict[str, A
 # --- the primary --------------------------------------------------------------------------------------------------
 
 
-def test_any_member_leads_to_the_primary() -> None:
-    with members(2) as (secondary, primary):
-        secondary.hello |= {"isWritablePrimary": False, "primary": primary.host}
-        with LiveSet(secondary.host, "rs0") as live:
-            assert live.primary == primary.host
-
-
 def test_another_set_is_refused(member: FakeMember) -> None:
     member.hello["setName"] = "rs9"
     with pytest.raises(BadValueError, match=f"{member.host} is a member of rs9, the rollback was in rs0"):
@@ -142,21 +140,6 @@ def test_no_primary_in_time(member: FakeMember) -> None:
         LiveSet(member.host, "rs0", timeout_s=0.01)
 
 
-def test_a_read_follows_the_primary_that_takes_over() -> None:
-    with members(2) as (old, new):
-        old.hello["hosts"] = [old.host, new.host]
-
-        def step_down(command: dict[str, Any]) -> dict[str, Any]:
-            old.hello |= {"isWritablePrimary": False, "primary": new.host}
-            return {"ok": 0.0, "code": 10107, "errmsg": "not primary"}
-
-        old.answers["find"] = step_down
-        new.answers["find"] = once(cursor(encode({"_id": 1})))
-        with LiveSet(old.host, "rs0", timeout_s=5) as live:
-            assert live.documents(NS, [1]) == {encode_key(1): encode({"_id": 1})}
-            assert live.primary == new.host
-
-
 def test_an_error_about_the_request_is_not_tried_again(member: FakeMember) -> None:
     member.answers["find"] = once({"ok": 0.0, "code": 2, "errmsg": "bad value"})
     with LiveSet(member.host) as live, pytest.raises(ReplError, match="bad value"):
@@ -184,14 +167,6 @@ def test_a_lost_cursor_is_read_again(member: FakeMember) -> None:
     member.answers["getMore"] = once({"ok": 0.0, "code": 43, "errmsg": "cursor not found"})
     with LiveSet(member.host, timeout_s=5) as live:
         assert live.documents(NS, [1]) == {encode_key(1): row}
-
-
-def test_collections(member: FakeMember) -> None:
-    member.answers["listDatabases"] = once({"databases": [{"name": "local"}, {"name": "shop"}]})
-    info = {"name": "orders", "info": {"uuid": Binary(UUID_OF_ORDERS, 4)}}
-    member.answers["listCollections"] = once({"cursor": {"id": Int64(0), "firstBatch": [info]}})
-    with LiveSet(member.host) as live:
-        assert live.collections() == {NS: UUID_OF_ORDERS}
 
 
 def test_collections_of_a_mongod(member: FakeMember) -> None:
@@ -230,58 +205,8 @@ def test_collections_that_the_user_may_not_list(member: FakeMember, database: st
             assert live.collections(every=True) == {}
 
 
-@pytest.mark.parametrize(("first", "there", "refused"), [(1, 5, False), (1, 6, True), (6, 6, False), (1, 0, True)])
-def test_a_common_point_is_an_entry_of_the_set(member: FakeMember, first: int, there: int, refused: bool) -> None:
-    """Unless the set's oplog begins after it: then nobody can tell."""
-
-    def find(command: dict[str, Any]) -> dict[str, Any]:
-        number = there if command["filter"] else first
-        return cursor(*([noop_entry({"msg": "x"}, at(number), 0)] if number else []))
-
-    member.answers["find"] = find
-    with LiveSet(member.host) as live:
-        live.check_common_point(OPTIME_NULL)
-        if refused:
-            with pytest.raises(BadValueError, match="the set's oplog has no entry 100:5"):
-                live.check_common_point(OpTime(0, at(5).ts))
-        else:
-            live.check_common_point(OpTime(0, at(5).ts))
-
-
 def at(number: int) -> OpTime:
     return OpTime(2, pack_ts(100, number))
-
-
-def test_a_scan_notes_last_entries_and_goes_on_where_it_stopped(member: FakeMember) -> None:
-    one, two = encode({"_id": 1}), encode({"_id": 2})
-    log = [
-        noop_entry({"msg": "x"}, at(1), 0),
-        insert_entry(NS, UUID_OF_ORDERS, one, at(2), 0),
-        insert_entry(NS, UUID_OF_ORDERS, two, at(3), 0),
-        delete_entry(NS, UUID_OF_ORDERS, one, at(4), 0),
-        command_entry("shop", UUID_OF_ORDERS, {"drop": "parts"}, at(5), 0),
-    ]
-
-    def find(command: dict[str, Any]) -> dict[str, Any]:
-        after = command["filter"].get("ts", {}).get("$gt", Timestamp(0, 0))
-        rows = [row for row in log if RawDocument(row).get("ts") > after]
-        return cursor(*rows[: command.get("limit", 99)])
-
-    member.answers["find"] = find
-    wanted = frozenset({(NS, encode_key(1)), ("shop.parts", encode_key(1))})
-    with LiveSet(member.host) as live:
-        live.scan(at(1), wanted)
-        assert live.oplog_is_complete
-        assert live.last_entry((NS, encode_key(1))) == at(4)
-        assert live.last_entry((NS, encode_key(2))) is None
-        assert live.last_entry(("shop.parts", encode_key(1))) == at(5)
-        log.append(insert_entry(NS, UUID_OF_ORDERS, one, at(6), 0))
-        live.scan(at(1), wanted)
-        assert live.last_entry((NS, encode_key(1))) == at(6)
-        log.append(command_entry("shop", UUID_OF_ORDERS, {"renameCollection": NS, "to": "shop.parts"}, at(7), 0))
-        live.scan(at(1), wanted)
-        assert live.last_entry((NS, encode_key(1))) == live.last_entry(("shop.parts", encode_key(1))) == at(7)
-    assert member.asked[-1]["filter"] == {"ts": {"$gt": Timestamp(100, 6)}}
 
 
 def test_a_transaction_that_was_prepared_before_the_scan_leaves_it_incomplete(member: FakeMember) -> None:
@@ -342,72 +267,12 @@ def test_it_looks_back_only_as_far_as_it_must(member: FakeMember) -> None:
         assert live.versions_at(back(9001), frozenset({(NS, encode_key(1))})) == {}
 
 
-def test_an_oplog_that_begins_later_is_not_complete(member: FakeMember) -> None:
-    member.answers["find"] = once(cursor(noop_entry({"msg": "x"}, at(9), 0)), cursor())
-    with LiveSet(member.host) as live:
-        live.scan(at(1), frozenset())
-        assert not live.oplog_is_complete
-
-
-@pytest.mark.parametrize(("asked", "expected"), [(at(3), True), (at(2), False), (OPTIME_NULL, False)])
-def test_whether_the_set_has_an_entry(member: FakeMember, asked: OpTime, expected: bool) -> None:
-    member.answers["find"] = once(cursor(noop_entry({"msg": "x"}, at(3), 0)))
-    with LiveSet(member.host) as live:
-        assert live.has_entry(asked) is expected
-
-
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
 def write(number: int, before: dict[str, object] | None, after: dict[str, object] | None) -> Write:
     documents = [None if fields is None else encode({"_id": number, **fields}) for fields in (before, after)]
     return Write(NS, encode({"_id": number}), documents[0], documents[1])
-
-
-def test_writes_name_the_version_that_they_replace(member: FakeMember) -> None:
-    for name in ("insert", "update", "delete"):
-        member.answers[name] = once({"n": 1})
-    writes = [write(1, {"a": 1}, {"a": 2}), write(2, None, {"a": 1}), write(3, {"a": 1}, None)]
-    with LiveSet(member.host) as live:
-        written = live.write(writes)
-    assert (written.done, written.refused) == ({0, 1, 2}, {})
-    insert, update, delete = member.asked
-    assert insert["documents"] == [{"_id": 2, "a": 1}]
-    seen = {"$expr": {"$eq": ["$$ROOT", {"$literal": {"_id": 1, "a": 1}}]}}
-    assert update["updates"] == [{"q": {"_id": {"$eq": 1}, **seen}, "u": {"_id": 1, "a": 2}}]
-    assert delete["deletes"][0]["limit"] == 1
-    for command in member.asked:
-        assert command["writeConcern"] == {"w": "majority", "wtimeout": 30_000}
-        assert command["ordered"] is False
-        assert "bypassEmptyTsReplacement" not in command, "an old mongod does not know it"
-
-
-def test_an_empty_timestamp_is_written_as_it_was(member: FakeMember) -> None:
-    for name in ("insert", "update", "delete"):
-        member.answers[name] = once({"n": 1})
-    empty = {"t": Timestamp(0, 0)}
-    with LiveSet(member.host) as live:
-        live.write([write(1, None, {"in": empty}), write(2, {"a": 1}, empty), write(3, empty, None)])
-        live.write([write(1, None, empty)])
-    assert [next(iter(command)) for command in member.asked if command.get("bypassEmptyTsReplacement")] == [
-        "update",
-        "insert",
-    ]
-
-
-def test_a_document_that_is_another_one_by_now_is_not_done(member: FakeMember) -> None:
-    member.answers["update"] = once({"n": 1})
-    member.answers["insert"] = once({"n": 1, "writeErrors": [{"index": 0, "code": 11000, "errmsg": "duplicate"}]})
-    writes = [write(n, {"a": 1}, {"a": 2}) for n in (1, 2)] + [write(n, None, {"a": 1}) for n in (3, 4)]
-    with LiveSet(member.host) as live:
-        written = live.write(writes)
-    assert (written.done, written.refused) == ({3}, {})
-
-
-def test_refused_statements_are_reported(member: FakeMember) -> None:
-    member.answers["insert"] = once({"n": 0, "writeErrors": [{"index": 0, "code": 20, "errmsg": "not here"}]})
-    with LiveSet(member.host) as live:
-        assert live.write([write(1, None, {})]).refused == {0: "20: not here"}
 
 
 @pytest.mark.parametrize(
@@ -467,12 +332,109 @@ def test_two_versions_that_fit_are_sent_whole(monkeypatch: pytest.MonkeyPatch, s
     assert sent["u"] == ({"_id": 1, "a": 2} if is_whole else {"$set": {"a": 2}})
 
 
-@pytest.mark.parametrize(("command", "code"), [("create", 48), ("drop", 26)])
-def test_commands_that_somebody_else_did_before(member: FakeMember, command: str, code: int) -> None:
-    member.answers[command] = once({"ok": 0.0, "code": code, "errmsg": "so it is"})
-    with LiveSet(member.host) as live:
-        if command == "create":
-            live.create(NS, {"x": 1})
-        else:
-            live.drop(NS)
-    assert member.asked[0][command] == "orders"
+# --- a set of the simulator ---------------------------------------------------------------------------------------
+
+
+class Live:
+    """Three members, a connection to the set, and what is asked over it."""
+
+    def __init__(self, rig: Rig, patch: pytest.MonkeyPatch) -> None:
+        self.rig, self.asked = rig, rig_wire(rig, patch, target)
+        self.set = LiveSet("b:27017", "rs0")
+
+    def do(self, command: dict[str, Any], database: str = "shop") -> OpTime:
+        self.rig.client(self.rig.cluster.primary() or "a").ok({**command, "writeConcern": {"w": 3}}, database)
+        return self.rig.newest(self.rig.cluster.primary() or "a")
+
+    def rows(self) -> list[dict[str, Any]]:
+        return self.rig.client().ok({"find": "orders", "sort": {"_id": 1}}, "shop")["cursor"]["firstBatch"]
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
+    with a_set(3) as rig:
+        yield Live(rig, monkeypatch)
+
+
+def test_any_member_leads_to_the_primary_and_a_read_follows_it(live: Live) -> None:
+    live.do({"insert": "orders", "documents": [{"_id": 1}]})
+    assert live.set.primary == "a:27017"
+    live.rig.step_down()
+    live.rig.until(lambda: live.rig.cluster.primary() not in (None, "a"))
+    assert live.set.documents(NS, [1, 2]) == {encode_key(1): encode({"_id": 1})}
+    assert live.set.primary == f"{live.rig.cluster.primary()}:27017"
+
+
+def test_collections_and_commands_that_somebody_else_did_before(live: Live) -> None:
+    for _ in range(2):
+        live.set.create(NS, {})
+        coll = live.rig.member().store.collection(NS)
+        assert live.set.collections() == {NS: coll.uuid}
+    for _ in range(2):
+        live.set.drop(NS)
+        assert live.set.collections() == {}
+
+
+def test_which_entries_the_set_has(live: Live) -> None:
+    """A common point is one of them, unless the oplog begins after it: then nobody can tell."""
+    there = live.do({"insert": "orders", "documents": [{"_id": 1}]})
+    for optime in (there, OPTIME_NULL, OpTime(0, pack_ts(100, 5))):
+        live.set.check_common_point(optime)
+    gone = OpTime(there.term, there.ts + 1)
+    with pytest.raises(BadValueError, match=f"the set's oplog has no entry {gone.seconds}:{gone.increment}"):
+        live.set.check_common_point(gone)
+    assert [live.set.has_entry(one) for one in (there, gone, OpTime(0, there.ts), OPTIME_NULL)] == [True, *[False] * 3]
+
+
+def test_a_scan_notes_last_entries_and_goes_on_where_it_stopped(live: Live) -> None:
+    one, parts = (NS, encode_key(1)), ("shop.parts", encode_key(1))
+    live.do({"create": "parts"})
+    begin = live.do({"insert": "orders", "documents": [{"_id": 1}, {"_id": 2}]})
+    deleted = live.do({"delete": "orders", "deletes": [{"q": {"_id": 1}, "limit": 1}]})
+    dropped = live.do({"drop": "parts"})
+
+    def found() -> list[OpTime | None]:
+        live.set.scan(begin, frozenset({one, parts}))
+        return [live.set.last_entry(key) for key in (one, (NS, encode_key(2)), parts)]
+
+    assert found() == [deleted, None, dropped]
+    assert live.set.oplog_is_complete
+    again = live.do({"insert": "orders", "documents": [{"_id": 1}]})
+    assert found() == [again, None, dropped]
+    renamed = live.do({"renameCollection": NS, "to": "shop.parts"}, "admin")
+    assert found() == [renamed, renamed, renamed]
+    assert live.asked[-1]["filter"] == {"ts": {"$gt": Timestamp(again.seconds, again.increment)}}
+    with LiveSet("a:27017") as other:
+        other.scan(OpTime(0, pack_ts(1, 1)), frozenset())
+        assert not other.oplog_is_complete
+
+
+def test_writes_replace_the_version_that_they_name_and_no_other(live: Live) -> None:
+    live.do({"insert": "orders", "documents": [{"_id": n, "a": 1} for n in (1, 3, 4, 5)]})
+    live.do({"update": "orders", "updates": [{"q": {"_id": n}, "u": {"$set": {"b": 1}}} for n in (4, 5)]})
+    live.asked.clear()
+    done = live.set.write([write(1, {"a": 1}, {"a": 2}), write(2, None, {"a": 1}), write(3, {"a": 1}, None)])
+    assert (done.done, done.refused) == ({0, 1, 2}, {})
+    changed = [write(4, {"a": 1}, {"a": 2}), write(5, {"a": 1}, None), write(4, None, {"a": 3}), write(6, None, {})]
+    done = live.set.write(changed)
+    assert (done.done, done.refused) == ({3}, {})
+    left = [{"_id": 1, "a": 2}, {"_id": 2, "a": 1}, *({"_id": n, "a": 1, "b": 1} for n in (4, 5)), {"_id": 6}]
+    assert live.rows() == left
+    for command in live.asked:
+        assert command["writeConcern"] == {"w": "majority", "wtimeout": 30_000}
+        assert command["ordered"] is False
+        assert "bypassEmptyTsReplacement" not in command, "an old mongod does not know it"
+
+
+def test_an_empty_timestamp_is_written_as_it_was(live: Live) -> None:
+    empty = {"t": Timestamp(0, 0)}
+    live.do({"insert": "orders", "documents": [{"_id": 2, "a": 1}]})
+    live.set.write([write(1, None, empty), write(2, {"a": 1}, empty), write(3, None, {"in": empty})])
+    assert live.rows() == [{"_id": 1, **empty}, {"_id": 2, **empty}, {"_id": 3, "in": empty}]
+
+
+def test_refused_statements_are_reported(live: Live) -> None:
+    live.do({"create": "orders", "validator": {"a": {"$exists": True}}})
+    written = live.set.write([write(1, None, {}), write(2, None, {"a": 1})])
+    assert (written.done, list(written.refused)) == ({1}, [0])
+    assert written.refused[0].startswith("121: ")
