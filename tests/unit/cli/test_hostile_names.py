@@ -80,6 +80,8 @@ ENTRY = {"op": "i", "ns": NASTY, "o": {NASTY: NASTY}}
 
 
 class FakeHttp:
+    """Gives names that no member of ours would give, as the replies here do."""
+
     def get(self, path: str) -> dict[str, Any]:
         facts: dict[str, Any] = {"first": None, "last": None, NASTY: NASTY}
         row = {"optime": NASTY, "entry": json.loads(to_ejson(ENTRY))}

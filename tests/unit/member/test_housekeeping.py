@@ -28,7 +28,7 @@ NO_ROOM = OutOfDiskSpaceError("replset.db: no space left on the disk")
 
 
 class FakeStore:
-    """Notes what is asked of it; `errors` says what fails."""
+    """Notes what is asked of it; `errors` says what fails. A real one has no backlog of a size that a test chooses."""
 
     def __init__(self) -> None:
         self.done: list[str] = []

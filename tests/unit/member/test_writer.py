@@ -37,7 +37,7 @@ NS = "shop.orders"
 
 
 class FakeNode:
-    """What a writer reads of the core."""
+    """What a writer reads of the core. A whole member has one writer, which takes no group apart for a test."""
 
     primary_host = "b:27017"
     state = MemberState.PRIMARY

@@ -44,7 +44,10 @@ def live_at(number: int, term: int = 2) -> OpTime:
 
 
 class FakeSet(LiveSet):
-    """A set with its documents and the last entries of its oplog. Answers as a live one does."""
+    """A set with its documents and the last entries of its oplog. Answers as a live one does.
+
+    A real one would take a rollback for each of some hundred cases; test_live_set.py asks a real one.
+    """
 
     primary = "127.0.0.1:27018"
 
