@@ -34,6 +34,7 @@ RUNS: dict[str, tuple[Callable[[int], Outcome], tuple[int, ...]]] = {
             *(0, 1, 2, 4, 8, 9, 12, 13, 14, 17, 18, 26, 28),  # each shape of a set, kind of fault and of slow disk
             510_004,  # wall clocks that are wrong by up to ten years
             462,  # a member that was asked to stop while its disk was full could not
+            800_021,  # many clients write at one moment
             2200,  # one that votes alone led in a term before its vote was on disk, lost power, and led in it again
         ),
     ),
@@ -59,6 +60,7 @@ LEAST = {
     **{("an archive", seed): ("segments", 4) for seed in RUNS["an archive"][1]},
     **{("a set follows", seed): ("entries of a source", 31) for seed in RUNS["a set follows"][1]},
     ("change streams", 1): ("events of streams", 101),
+    ("usual", 800_021): ("writes sent at once", 100),
     ("members are too stale", 0): ("stale members that compared", 1),
 }
 """What has to happen in a run so often."""

@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from replset.ids import HostPort
 from tests.simulation.kit.loop import SimLoop
 from tests.simulation.kit.wire import SimClient
+
+
+class NewClient(Protocol):
+    """As `SimCluster.client`."""
+
+    def __call__(self, *, together: bool = False) -> SimClient: ...
 
 
 class ClientSite(NamedTuple):
@@ -18,7 +24,7 @@ class ClientSite(NamedTuple):
     loop: SimLoop
     hosts: list[HostPort]
     rng: random.Random
-    new_client: Callable[[], SimClient]
+    new_client: NewClient
 
 
 class Clients:

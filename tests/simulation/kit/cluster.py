@@ -476,11 +476,12 @@ class SimCluster:
         self.network.heal()
         self.trace.add("network", "healed")
 
-    def client_port(self) -> NetworkPort:
-        return self.network.port("client", self.clients)
+    def client_port(self, *, together: bool = False) -> NetworkPort:
+        return self.network.port("client", self.clients, together=together)
 
-    def client(self) -> SimClient:
-        return SimClient(self.client_port())
+    def client(self, *, together: bool = False) -> SimClient:
+        """together: what several of these send at one moment arrives in one turn of a member."""
+        return SimClient(self.client_port(together=together))
 
     def host(self, name: str) -> HostPort:
         return self.machines[name].host

@@ -73,11 +73,12 @@ class SimNetwork:
         self._dark: set[HostPort] = set()  # their machines have no power
         self._cut: set[tuple[str, str]] = set()
         self._connections: dict[_Connection, None] = {}
+        self._shared: tuple[tuple[float, str, str], float] = (-1.0, "", ""), 0.0  # the newest moment and its delay
         self._echoes = Process("echoes")
 
-    def port(self, machine: str, process: Process) -> NetworkPort:
-        """The Network port of one process on `machine`."""
-        return NetworkPort(self, machine, process)
+    def port(self, machine: str, process: Process, *, together: bool = False) -> NetworkPort:
+        """The Network port of one process on `machine`. together: what it sends at one moment arrives in one turn."""
+        return NetworkPort(self, machine, process, together)
 
     # --- cuts
 
@@ -131,7 +132,7 @@ class SimNetwork:
 
     async def connect(
         self, machine: str, process: Process, address: HostPort, factory: Callable[[], asyncio.Protocol]
-    ) -> asyncio.Transport:
+    ) -> SimTransport:
         target = machine_of(address)
         await asyncio.sleep(self.delay_s(machine, target))
         if self.is_cut(machine, target) or self.is_cut(target, machine):
@@ -163,6 +164,13 @@ class SimNetwork:
         if faults.slow and self.rng.random() < faults.slow:
             delay += self.rng.uniform(0, faults.slow_ms)
         return delay / 1000
+
+    def shared_delay_s(self, source: str, target: str) -> float:
+        """As `delay_s`, the same for all that is sent to one machine at this moment."""
+        moment = self._loop.time(), source, target
+        if self._shared[0] != moment:
+            self._shared = moment, self.delay_s(source, target)
+        return self._shared[1]
 
     def draws_stall(self, source: str, target: str) -> float:
         """Seconds for which this piece's stream stands still; 0 as a rule."""
@@ -203,16 +211,19 @@ class SimNetwork:
 class NetworkPort:
     """replication/ports.py Network for one process."""
 
-    def __init__(self, network: SimNetwork, machine: str, process: Process) -> None:
+    def __init__(self, network: SimNetwork, machine: str, process: Process, together: bool = False) -> None:
         self._network = network
         self._machine = machine
         self._process = process
+        self._together = together
 
     async def serve(self, address: HostPort, factory: Callable[[], asyncio.BaseProtocol]) -> _Listening:
         return self._network.listen(address, self._process, factory)
 
     async def connect(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        return await self._network.connect(self._machine, self._process, address, factory)
+        transport = await self._network.connect(self._machine, self._process, address, factory)
+        transport.together = self._together
+        return transport
 
 
 class _Listening:
@@ -292,6 +303,7 @@ class SimTransport(asyncio.Transport):
         self._stalled = False
         self._unread: deque[bytes | None] | None = None  # reading is paused
         self.is_recorded = False  # what it says may come twice
+        self.together = False  # see `SimNetwork.port`
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
@@ -327,7 +339,8 @@ class SimTransport(asyncio.Transport):
         network = self._connection.network
         self._outgoing.append(piece)
         stall = network.draws_stall(self.machine, self.other.machine)
-        arrival = self._loop.time() + network.delay_s(self.machine, self.other.machine) + stall
+        delay_s = network.shared_delay_s if self.together else network.delay_s
+        arrival = self._loop.time() + delay_s(self.machine, self.other.machine) + stall
         self._sent_until = max(self._sent_until, arrival)
         self._loop.call_at(self._sent_until, self._arrive, context=contextvars.Context())
 

@@ -236,6 +236,7 @@ def draw_set(seed: int) -> Plan:
             cursors=cursors,
             local=local,
             confirms=seed >= RECORDED and random.Random(f"{seed} confirms").random() < 0.4,
+            crowd=draw_crowd(seed),
         ),
         transfers=transfers if seed % 2 else None,
         options=options,
@@ -243,6 +244,13 @@ def draw_set(seed: int) -> Plan:
         journal_default=shape.random() >= 0.12,
     )
     return with_witnesses(seed, with_auto_repair(seed, plan))
+
+
+def draw_crowd(seed: int) -> int:
+    """How many clients write at one moment; 0: none do."""
+    if seed < RECORDED or seed in NAMED:
+        return 0
+    return random.Random(f"{seed} crowd").choice((0, 3, 6, 12))
 
 
 def with_auto_repair(seed: int, plan: Plan) -> Plan:
@@ -671,6 +679,7 @@ class Run:
         counts["simulated seconds"] = self.cluster.loop.now_ms // 1000
         counts["writes acknowledged"] = len(history.acknowledged())
         counts["writes confirmed later"] = self.workload.confirmed
+        counts["writes sent at once"] = self.workload.sent_at_once
         counts["terms"] = len(checkers.primaries)
         counts["undo steps"] = checkers.rollbacks
         counts["uncounted copies undone"] = checkers.uncounted_undone

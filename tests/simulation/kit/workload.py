@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from replset.bson import Int64, Timestamp
+from replset.bson import Binary, Int64, Timestamp
 from replset.ids import OPTIME_NULL, HostPort, OpTime, pack_ts
 from tests.simulation.kit.clients import Clients, ClientSite
 from tests.simulation.kit.wire import NoAnswerError, SimClient
@@ -103,7 +103,7 @@ class Mix:
     concerns: of a write, each as likely as the others. several: how many of the inserts are of several documents.
     cursors: how many of the reads go through a cursor, in small batches. local: how many are at `local`. in_sync:
     writes of a majority ask for `w: "inSync"`, which promises no less. confirms: a client confirms what the others were
-    told early.
+    told early. crowd: so many more clients write at one moment, again and again.
     """
 
     writers: int = 4
@@ -115,6 +115,7 @@ class Mix:
     local: float = 0.0
     in_sync: bool = False
     confirms: bool = False
+    crowd: int = 0
 
 
 class Workload(Clients):
@@ -126,7 +127,7 @@ class Workload(Clients):
         self._numbers = itertools.count(1)
         self._mine: list[int] = []  # ids that may be deleted, each once
         self.history = History()
-        self.confirmed = 0
+        self.confirmed = self.sent_at_once = 0
         self.on_acknowledged: Callable[[Write], None] | None = None
 
     def begin_with(self, number: int) -> None:
@@ -140,6 +141,8 @@ class Workload(Clients):
             self._launch(self._reader)
         if self._mix.confirms:
             self._launch(self._confirmer)
+        if self._mix.crowd:
+            self._launch(self._crowd)
 
     # --- writing
 
@@ -155,6 +158,34 @@ class Workload(Clients):
             else:
                 await self.write(client, self._draw(rng, target))
         client.close()
+
+    async def _crowd(self, rng: random.Random) -> None:
+        """Many clients write at one moment: their writes are one group of the member, and mostly of one shape."""
+        clients = [self._new_client(together=True) for _ in range(self._mix.crowd)]
+        sessions = [{"id": Binary(rng.randbytes(16), 4)} for _ in clients]
+        for number in itertools.count(1):
+            await self._pause(rng)
+            if self._stopped:
+                break
+            target, concern = self._target(rng, 0.9), rng.choice(("w1", "journaled", "majority"))
+            with_sessions, odd = rng.random() < 0.5, rng.random() < 0.3
+            sent = []
+            for client, lsid in zip(clients, sessions, strict=True):
+                kind, key = "insert", 1000 + (n := next(self._numbers))
+                if odd and rng.random() < 0.3:
+                    again = ("insert", sent[0][1].id if sent else key)
+                    kind, key = rng.choice((("update", rng.randrange(SHARED_KEYS)), again))
+                write = Write(n, kind, key, f"token-{n}-", concern, target, self._loop.now_ms)
+                command = command_of(write)
+                if concern == "majority":
+                    command["writeConcern"] = {"w": "majority"}  # a limit goes another way in the member
+                if with_sessions and rng.random() < 0.9:
+                    command |= {"lsid": lsid, "txnNumber": Int64(number)}
+                sent.append((client, write, command))
+            await asyncio.gather(*(self._send(client, [write], command) for client, write, command in sent))
+            self.sent_at_once += len(sent)
+        for client in clients:
+            client.close()
 
     async def _scratch(self, client: SimClient, target: HostPort, rng: random.Random) -> None:
         """Make, fill and drop collections: nobody is promised what is in them, but every member must agree on it."""
