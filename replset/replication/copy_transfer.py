@@ -59,9 +59,7 @@ class CopyTransfer:
         self.options = options
         self.copy = PartialCopy(context.disk, context.dbpath)
 
-    async def fetch(
-        self, source: HostPort, sync_id: str, *, oplog_only: bool = False, compare: bool = False
-    ) -> CopyRecord:
+    async def fetch(self, source: HostPort, sync_id: str, *, oplog_only: bool, compare: bool) -> CopyRecord:
         """Fetch a copy, verified and synced: the rest of the last transfer, or all of a new one.
 
         oplog_only: for a witness, without documents. compare: only the frame, if the source knows what that is.

@@ -92,13 +92,12 @@ class DifferenceCopy:
     async def _own_spans(self, uuid: bytes, low: int, end: int | None) -> dict[int, int]:
         """The digests of the spans here before the place `end`."""
         found: dict[int, int] = {}
-        while low is not None and (end is None or low < end):
+        while True:
             spans = await self._context.workers.run(lambda: self._read_spans(uuid, low, end))  # noqa: B023 - awaited
             found |= spans.digests
             if spans.next is None:
-                break
+                return found
             low = spans.next
-        return found
 
     def _read_spans(self, uuid: bytes, low: int, end: int | None) -> Spans:
         with open_copy(self._context.disk, self._transfer.copy.built) as connection:

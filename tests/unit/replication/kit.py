@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import random
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -157,6 +158,37 @@ class Network:
         if host in self.down:
             raise HostUnreachableError(f"{host} is down")
         return RawDocument(encode(reply))
+
+
+class NotingDisk(RealDisk):
+    """done: what was written, synced and renamed, by the names alone. failing: what of that fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[str] = []
+        self.failing = ""
+
+    def _note(self, text: str) -> None:
+        self.done.append(text)
+        if text == self.failing:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def write_file(self, path: str, chunks: Iterable[bytes], *, append: bool = False) -> None:
+        chunks = list(chunks)
+        self._note(f"write {len(chunks)} to {Path(path).name}")
+        super().write_file(path, chunks, append=append)
+
+    def sync_file(self, path: str) -> None:
+        self._note(f"sync {Path(path).name}")
+        super().sync_file(path)
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        self._note(f"rename to {Path(target).name}")
+
+    def sync_folder(self, path: str) -> None:
+        self._note(f"sync folder {Path(path).name}")
+        super().sync_folder(path)
 
 
 class Member:

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
-from replset.bson import Binary, RawDocument, encode
+from replset.bson import Binary, Int64, RawDocument, encode, encode_key
 from replset.core.messages import InitialSyncEnded
 from replset.errors import RemoteProtocolError, ReplError
 from replset.features.compared_copies import differences
@@ -90,7 +90,9 @@ def test_only_what_differs_is_fetched(source: Member, mine: Member) -> None:
     assert ended.ok, ended.detail
     assert "31 documents differed" in ended.detail
     assert "chunk" in steps(mine)
-    assert mine.initial_sync.progress.compared < 15_000
+    progress = mine.initial_sync.progress
+    assert 0 < progress.compared < 15_000
+    assert ended.detail.startswith(f"{progress.copied + progress.compared} bytes in ")
     assert_alike(source, mine)
     source.insert(NS, {"_id": "later"})
     mine.reports.clear()
@@ -217,8 +219,39 @@ def test_answers_that_end_in_the_midst_lack_nothing(
         source.replace(NS, {"_id": number, "text": "changed"})
     source.delete(NS, 76)
     trim(source)
-    assert sync(mine).ok
+    assert "54 documents differed" in sync(mine).detail
     assert_alike(source, mine)
+
+
+def test_of_documents_that_are_alike_none_is_asked_for(source: Member, mine: Member, monkeypatch: Any) -> None:
+    monkeypatch.setattr(differences, "SPANS_MAX", 2)
+    trim(source)
+    assert sync(mine).ok
+    assert steps(mine).count("spans") > 10
+    assert "rows" not in steps(mine)
+    assert_alike(source, mine)
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_comparing_leaves_some_of_the_disk(source: Member, mine: Member, monkeypatch: Any, spare: int) -> None:
+    least, transfer, progress = 1 << 30, mine.initial_sync.transfer, mine.initial_sync.progress
+    transfer.options = replace(transfer.options, spare_bytes=least)
+    is_there = lambda: progress.copied == progress.total > 0  # noqa: E731
+    monkeypatch.setattr(mine.disk, "free_bytes", lambda _: least + spare if is_there() else 1 << 40)
+    trim(source)
+    ended = sync(mine)
+    assert (ended.ok, "as much disk space" in ended.detail) == (spare == 0, spare < 0), ended.detail
+    assert mine.documents(NS) == source.documents(NS)
+
+
+def test_a_disk_that_fails_meanwhile_is_named(source: Member, mine: Member, monkeypatch: Any) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(mine.store, "copy_to", fail)
+    trim(source)
+    ended = sync(mine)
+    assert (ended.ok, "Input/output error" in ended.detail) == (False, True), ended.detail
 
 
 def test_what_consumers_need_of_the_oplog_comes_along(source: Member, mine: Member, monkeypatch: Any) -> None:
@@ -259,14 +292,21 @@ def test_a_source_of_an_older_version_sends_another_copy(source: Member, mine: M
     assert_alike(source, mine)
 
 
-def test_wrong_documents_are_noticed_and_everything_is_copied(source: Member, mine: Member) -> None:
-    source.replace(NS, {"_id": 1, "text": "changed"})
+@pytest.mark.parametrize("first", [1, 14, 15])
+def test_wrong_documents_are_noticed_and_everything_is_copied(
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Each answer has one document. The span of the forged one may end with it."""
+    monkeypatch.setattr(differences, "ROWS_BYTES", 1)
+    for number in range(first, first + 3):
+        source.replace(NS, {"_id": number, "text": "changed"})
     trim(source)
     before = mine.everything()
 
     def forge(command: dict[str, object], reply: dict[str, object]) -> None:
         for row in reply.get("rows") or ():
-            row["doc"] = Binary(encode({"_id": 1, "text": "forged"}))
+            if row["key"] == encode_key(first):
+                row["doc"] = Binary(encode({"_id": first, "text": "forged"}))
 
     mine.network.before_reply = forge
     ended = sync(mine)
@@ -278,16 +318,22 @@ def test_wrong_documents_are_noticed_and_everything_is_copied(source: Member, mi
     assert_alike(source, mine)
 
 
+@pytest.mark.parametrize("other", [True, False])
 @pytest.mark.parametrize(
     ("step", "says"), [("spans", "did not say what its documents are"), ("rows", "did not send its documents")]
 )
-def test_a_source_that_answers_another_question_is_left(source: Member, mine: Member, step: str, says: str) -> None:
+def test_a_source_that_answers_another_question_or_goes_no_further_is_left(
+    source: Member, mine: Member, step: str, says: str, other: bool
+) -> None:
     source.replace(NS, {"_id": 1, "text": "changed"})
     trim(source)
     before = mine.everything()
 
     def confuse(command: dict[str, object], reply: dict[str, object]) -> None:
         if command.get("step") != step:
+            return
+        if not other:
+            reply["next"] = Int64(command["low"])
             return
         for name in ("digests", "rows", "gone"):
             reply.pop(name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,17 @@ import pytest
 from replset.bson import Int64, RawDocument, encode
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, InitialSyncStarted
-from replset.errors import BadValueError, CursorNotFoundError, NotPrimaryOrSecondaryError, ReplError
-from replset.ids import OPTIME_NULL, HostPort, OpTime
+from replset.errors import (
+    BadValueError,
+    CursorNotFoundError,
+    InvalidSyncSourceError,
+    NotPrimaryOrSecondaryError,
+    ReplError,
+)
+from replset.ids import OPTIME_NULL, HostPort, OpTime, pack_ts
 from replset.member.peers.snapshot_server import SnapshotOptions
 from replset.optime import optime_document
+from replset.replication.initial_sync import CopyContents, RequiredEntries, _is_complete, _refuse_unless_complete
 from replset.replication.protocol import SnapshotReply, SnapshotRequest
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests
@@ -54,6 +62,7 @@ async def test_an_empty_member_gets_everything_while_writes_go_on(source: Member
         number += 1
         await asyncio.sleep(0)
     assert number > 1_005
+    assert mine.network.calls[0].keys() >= {"replSetSnapshot"}, "it has nothing that a source could lack"
     assert mine.reports == [
         InitialSyncStarted("first"),
         InitialSyncEnded(SOURCE, ok=True, detail=mine.reports[-1].detail),
@@ -89,6 +98,7 @@ def test_nothing_is_wiped_when_the_export_fails(mine: Member) -> None:
     (mine.folder / "rollback").write_bytes(b"in the way")
     assert not sync(mine).ok
     assert mine.marker
+    assert mine.reports[0] == InitialSyncStarted("first")
     assert mine.documents(NS) == {"only here": {"_id": "only here"}}
 
 
@@ -107,13 +117,13 @@ def test_a_source_that_is_behind_is_refused_and_nothing_is_changed(source: Membe
     assert copies_asked(mine) == 0
 
 
-def diverged(source: Member, mine: Member) -> OpTime:
+def diverged(source: Member, mine: Member, term: int = 1) -> OpTime:
     """Both go on alone: what this member has is committed, the source's newest entry is of an old primary's term. The
     commit point.
     """
     copy_log(source, mine)
     source.insert(NS, {"_id": "doomed"}, term=2)
-    mine.insert(NS, {"_id": "committed"}, term=1)
+    mine.insert(NS, {"_id": "committed"}, term=term)
     mine.node.commit_point = mine.store.last_applied
     return mine.node.commit_point
 
@@ -154,8 +164,36 @@ def test_the_copy_is_looked_at_again_before_it_is_installed(source: Member, mine
     assert not list(mine.folder.glob("initial-sync*"))
 
 
-def test_an_operator_may_force_it_and_the_core_is_told_what_is_missing(source: Member, mine: Member) -> None:
-    diverged(source, mine)
+def at(term: int, number: int) -> OpTime:
+    return OpTime(term, pack_ts(10, number))
+
+
+@pytest.mark.parametrize(
+    ("newest", "oldest", "has_committed", "required", "lacks"),
+    [
+        pytest.param(at(1, 5), at(1, 1), True, RequiredEntries(at(1, 5), at(1, 3)), None, id="all"),
+        pytest.param(at(1, 5), at(1, 1), True, RequiredEntries(at(1, 3), at(1, 5)), None, id="up-to-the-commit-point"),
+        pytest.param(at(1, 5), at(1, 1), False, RequiredEntries(at(1, 5), OPTIME_NULL), None, id="none-is-committed"),
+        pytest.param(at(2, 5), at(1, 4), False, RequiredEntries(at(1, 5), at(1, 3)), None, id="trimmed"),
+        pytest.param(at(2, 5), at(2, 3), False, RequiredEntries(at(1, 5), at(1, 3)), "does not hold", id="not-trimmed"),
+        pytest.param(at(1, 4), at(1, 1), True, RequiredEntries(at(1, 5), at(1, 3)), "is at", id="behind"),
+        pytest.param(at(1, 9), at(1, 1), True, RequiredEntries(at(2, 5), at(1, 3)), "is at", id="of-an-older-term"),
+        pytest.param(at(1, 5), at(1, 1), False, RequiredEntries(at(1, 5), at(1, 3)), "does not hold", id="another-log"),
+        pytest.param(at(1, 5), at(1, 1), True, RequiredEntries(at(1, 5), at(1, 6)), "does not hold", id="lags-behind"),
+    ],
+)
+def test_what_a_source_must_hold(
+    newest: OpTime, oldest: OpTime, has_committed: bool, required: RequiredEntries, lacks: str | None
+) -> None:
+    contents = CopyContents(newest, oldest, has_committed)
+    assert _is_complete(contents, required) is (lacks is None)
+    with nullcontext() if lacks is None else pytest.raises(InvalidSyncSourceError, match=f"{lacks} 1:10:"):
+        _refuse_unless_complete(SOURCE, contents, required)
+
+
+@pytest.mark.parametrize("term", [1, 3])
+def test_an_operator_may_force_it_and_the_core_is_told_what_is_missing(source: Member, mine: Member, term: int) -> None:
+    diverged(source, mine, term)
     ended = sync(mine, forced=True)
     assert (ended.ok, ended.holds_committed) == (True, False)
     assert mine.everything() == source.everything()
@@ -367,7 +405,10 @@ def test_a_source_that_rolls_back_meanwhile_voids_its_copy(source: Member, mine:
 def test_the_copy_is_claimed_before_it_is_installed(source: Member, mine: Member) -> None:
     """A copy that lacks what this member held makes it another incarnation, and the core hears of it."""
     mine.claims_as = "second"
+    reported: list[object] = []
+    mine.network.before_call = lambda command: reported.extend(mine.reports[-1:] if command["step"] == "end" else [])
     assert sync(mine).ok
+    assert reported == [mine.reports[-1]], "before the source is to remove its copy, which may take long"
     assert mine.claimed == [source.store.last_applied]
     assert [report for report in mine.reports if isinstance(report, InitialSyncStarted)] == [
         InitialSyncStarted("first"),

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import json
 import logging
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from replset.core.messages import InitialSyncEnded
-from replset.errors import CorruptDataError
+from replset.errors import (
+    BadValueError,
+    CorruptDataError,
+    ErrorCode,
+    HostUnreachableError,
+    NotPrimaryOrSecondaryError,
+    OutOfDiskSpaceError,
+    RemoteProtocolError,
+    ReplError,
+)
+from replset.features.compared_copies.difference_protocol import CompareRequest
 from replset.ids import HostPort, Millis, OpTime
 from replset.replication import initial_sync_progress
+from replset.replication.copy_transfer import is_temporary
 from replset.replication.partial_copy import CopyRecord, PartialCopy
 from replset.replication.rollback_manifest import list_manifests
 from replset.storage.disk import RealDisk
@@ -25,6 +36,7 @@ from tests.unit.replication.kit import (
     NS,
     SOURCE,
     Member,
+    NotingDisk,
     Pair,
     catch_up,
     copies_asked,
@@ -98,7 +110,13 @@ async def test_a_long_transfer_writes_lines_about_itself(
 ) -> None:
     caplog.set_level(logging.INFO, "replset.initial_sync")
     monkeypatch.setattr(initial_sync_progress, "LINE_EVERY_MS", 0)
+    mine.clock.ms = 50
+    mine.network.before_reply = lambda command, reply: setattr(mine.clock, "ms", 90)
     assert (await sync(mine)).ok
+    progress = mine.initial_sync.progress
+    attributes = [record.attr for record in caplog.records if "attr" in vars(record)]
+    assert attributes == [{"source": SOURCE, "bytes": progress.total, "ms": 40}]
+    assert (progress.began, progress.ended) == (50, 90)
     lines = [line for line in caplog.messages if " bytes (" in line]
     assert re.fullmatch(r"initial sync from source:1: 10000 of \d+ bytes \(\d+ %\), about \d+ s left", lines[0])
     assert re.fullmatch(r"initial sync from source:1: (\d+) of \1 bytes \(100 %\), about 0 s left", lines[-1])
@@ -212,6 +230,78 @@ async def test_another_source_was_chosen_and_the_first_is_out_of_reach(
     assert mine.everything() == source.everything()
 
 
+async def test_a_member_that_became_a_witness_gives_its_copy_back(source: Member, mine: Member) -> None:
+    asked = await broken(mine)
+    await mine.initial_sync.run(SOURCE, "first sync", oplog_only=True)
+    assert (mine.store.oplog_only, mine.oplog()) == (True, source.oplog())
+    assert (copies_asked(mine), chunks_asked(mine)[asked]) == (2, 0)
+    assert left_at_source(source) == []
+
+
+@pytest.mark.parametrize("about", ["documents", "the copy"])
+async def test_a_source_out_of_reach_is_asked_so_often_and_one_that_refuses_once(mine: Member, about: str) -> None:
+    transfer, progress, clock = mine.initial_sync.transfer, mine.initial_sync.progress, asyncio.get_running_loop().time
+    transfer.options = replace(transfer.options, attempts=3, pause_ms=500)
+    progress.begin(SOURCE, Millis(0), 0)
+    asked: list[float] = []
+    away, late = HostUnreachableError("away"), ReplError("late", code=ErrorCode.NETWORK_TIMEOUT)
+
+    def fail(_command: dict[str, object]) -> None:
+        asked.append(clock() - began)
+        raise error
+
+    mine.network.before_call = fail
+    for error, times in ((away, [0, 0.5, 1]), (late, [0, 0.5, 1]), (BadValueError("odd"), [0])):
+        asked.clear()
+        began = clock()
+        record = CopyRecord("", SOURCE, "x", 0)
+        question = CompareRequest("spans", "x", bytes(16), 0).document()
+        with pytest.raises(type(error)):
+            await (transfer.compare(record, question) if about == "documents" else transfer._await_copy(record))
+        assert asked == pytest.approx(times)
+        assert progress.retried in (3, 6)
+
+
+async def test_a_copy_is_asked_for_once_a_pause_while_the_source_makes_it(mine: Member) -> None:
+    transfer, clock = mine.initial_sync.transfer, asyncio.get_running_loop().time
+    transfer.options = replace(transfer.options, pause_ms=500)
+    asked, began = list[float](), clock()
+
+    def late(command: dict[str, object], reply: dict[str, object]) -> None:
+        if command.get("step") == "begin" and command["id"]:
+            asked.append(clock() - began)
+            reply["ready"] = len(asked) > 3
+
+    mine.network.before_reply = late
+    assert (await sync(mine)).ok
+    assert asked == pytest.approx([0, 0.5, 1, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("error", "is_passing"),
+    [
+        (HostUnreachableError("away"), True),
+        (NotPrimaryOrSecondaryError("serves nothing"), True),
+        (OutOfDiskSpaceError("full"), True),
+        (OSError(errno.EIO, "Input/output error"), True),
+        (RemoteProtocolError("another copy"), False),
+        (CorruptDataError("damaged"), False),
+        (ValueError("a bug"), False),
+    ],
+)
+def test_which_errors_say_nothing_about_a_copy(error: Exception, is_passing: bool) -> None:
+    assert is_temporary(error) is is_passing
+
+
+async def test_a_source_is_told_of_the_entry_that_is_damaged_in_its_copy(source: Member, mine: Member) -> None:
+    """It finds the damage itself then, and is no source any more."""
+    newest = source.store.last_applied.ts
+    source.store._connection.execute("UPDATE oplog SET entry = entry || x'00' WHERE ts = ?", (newest,))
+    assert not (await sync(mine)).ok
+    assert source.damage
+    assert left_at_source(source) == []
+
+
 async def test_a_whole_copy_is_not_fetched_again(source: Member, mine: Member, tmp_path: Path) -> None:
     """The member dies between the checksum and the install; what SQLite wrote into the copy meanwhile is its own."""
 
@@ -276,9 +366,10 @@ async def test_a_full_disk_makes_it_wait_and_say_so(
     await asyncio.sleep(0.02)
     assert not syncing.done()
     assert progress.copied == 3 * CHUNK
+    assert len(chunks_asked(mine)) == 3
     assert len(mine.network.calls) == calls, "the source is left alone meanwhile"
     assert mine.marker
-    free = 1 << 40
+    free = progress.total - progress.copied
     assert (await syncing).ok
     assert not progress.waiting_for
     assert chunks_asked(mine) == sorted(set(chunks_asked(mine))), "nothing was fetched twice"
@@ -368,6 +459,7 @@ async def test_the_export_is_written_once_however_often_it_breaks(mine: Member) 
 # --- the record -------------------------------------------------------------------------------------------------
 
 TRANSFER = CopyRecord("sync 1", SOURCE, "ab12", 3, 100, "f" * 64, 10)
+SHA_256 = hashlib.sha256(b"x" * 100).hexdigest()
 
 
 @pytest.fixture
@@ -378,30 +470,24 @@ def partial(tmp_path: Path) -> PartialCopy:
     return copy
 
 
-def test_a_record_is_durable_with_its_name_before_anything_relies_on_it(tmp_path: Path) -> None:
-    done: list[str] = []
-
-    class Noting(RealDisk):
-        def write_file(self, path: str, *arguments: Any, **options: Any) -> None:
-            done.append(f"write {Path(path).name}")
-            super().write_file(path, *arguments, **options)
-
-        def sync_file(self, path: str) -> None:
-            done.append(f"sync {Path(path).name}")
-            super().sync_file(path)
-
-        def rename(self, source: str, target: str) -> None:
-            done.append(f"rename to {Path(target).name}")
-            super().rename(source, target)
-
-        def sync_folder(self, path: str) -> None:
-            done.append("sync folder")
-            super().sync_folder(path)
-
-    partial = PartialCopy(Noting(), str(tmp_path))
+def test_bytes_are_durable_before_the_record_of_them_and_that_before_anything_relies_on_it(tmp_path: Path) -> None:
+    disk, folder = NotingDisk(), f"sync folder {tmp_path.name}"
+    partial = PartialCopy(disk, str(tmp_path))
     partial.save(TRANSFER)
-    name = done[2].removeprefix("rename to ")
-    assert done == [f"write {name}.tmp", f"sync {name}.tmp", f"rename to {name}", "sync folder"]
+    name = disk.done[2].removeprefix("rename to ")
+    saved = [f"write 1 to {name}.tmp", f"sync {name}.tmp", f"rename to {name}", folder]
+    assert disk.done == saved
+    partial.append(b"x" * 100, 0)
+    for keep in (lambda: partial.keep(TRANSFER, 12), lambda: partial.seal(replace(TRANSFER, sha256=SHA_256))):
+        disk.done.clear()
+        assert keep()
+        assert disk.done == ["sync initial-sync.db", *saved]
+    (tmp_path / "initial-sync-built.db").write_bytes(b"built")
+    disk.done.clear()
+    partial.replace_by_built()
+    partial.discard()
+    partial.discard()
+    assert disk.done == ["rename to initial-sync.db", folder, folder]
 
 
 def test_a_record_is_read_back_and_the_file_cut_to_it(partial: PartialCopy, tmp_path: Path) -> None:
@@ -444,3 +530,7 @@ def test_a_file_that_lacks_what_is_on_record_is_none(partial: PartialCopy, tmp_p
     assert partial.load("sync 1") is None
     (tmp_path / "initial-sync.db").unlink()
     assert partial.load("sync 1") is None
+    begun = replace(TRANSFER, kept=0)
+    partial.begin(begun)
+    (tmp_path / "initial-sync.db").unlink()
+    assert partial.load("sync 1") == begun, "it needs no file yet"

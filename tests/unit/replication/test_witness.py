@@ -41,8 +41,10 @@ def witness(members: Pair) -> Member:
     return members[1]
 
 
-def begin(member: Member, *, oplog_only: bool = True, source: HostPort = SOURCE) -> InitialSyncEnded:
-    asyncio.run(member.initial_sync.run(source, "first sync", oplog_only=oplog_only))
+def begin(
+    member: Member, *, oplog_only: bool = True, source: HostPort = SOURCE, is_stale: bool = False
+) -> InitialSyncEnded:
+    asyncio.run(member.initial_sync.run(source, "first sync", oplog_only=oplog_only, is_stale=is_stale))
     ended = member.reports[-1]
     assert isinstance(ended, InitialSyncEnded)
     return ended
@@ -137,7 +139,8 @@ def test_a_copy_of_the_other_kind_replaces_what_is_there(source: Member, witness
     if not was_witness:
         assert begin(witness, oplog_only=False).ok
     source.insert(NS, {"_id": "meanwhile"})
-    assert begin(witness, oplog_only=not was_witness).oplog_only is not was_witness
+    assert begin(witness, oplog_only=not was_witness, is_stale=True).oplog_only is not was_witness
+    assert not any(call.get("compare") for call in witness.network.calls), "one of the two has no documents"
     assert witness.store.oplog_only is not was_witness
     assert (witness.everything() == source.everything()) is was_witness
     assert witness.oplog() == source.oplog()

@@ -14,9 +14,11 @@ import pytest
 from replset.errors import CorruptDataError, InvariantError, StorageError
 from replset.ids import OPTIME_NULL
 from replset.oplog_entry import noop_entry
-from replset.storage.copies import check_database, install_copy
+from replset.storage.copies import OPLOG_ONLY, check_database, copy_oplog, install_copy, open_copy
 from replset.storage.disk import RealDisk
+from replset.storage.sqlite import rows_of
 from replset.storage.store import Store, StoreOptions
+from replset.storage.txn import read_meta
 from replset.storage.undo import rollback_done_marks, undo_step
 from tests.simulation.kit.disk import SimDisk
 
@@ -212,3 +214,34 @@ def test_nothing_is_installed_over_an_open_store(source: Driver, tmp_path: Path)
     with pytest.raises(InvariantError, match="open in SQLite"):
         install_copy(source.disk, source.folder, path, rollback_id_before=0)
     assert source.store.oplog_after(OPTIME_NULL, limit=1, max_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("committed", "entries", "copied"),
+    [
+        pytest.param(201, 0, 1, id="never-none"),
+        pytest.param(191, 0, 11, id="all-from-the-commit-point-on"),
+        pytest.param(191, 30, 30, id="so-many-bytes"),
+        pytest.param(201, 30, 30, id="bytes-and-a-commit-point-behind-them"),
+        pytest.param(0, 0, 201, id="nothing-is-committed"),
+        pytest.param(201, 1_000, 201, id="as-many-as-there-are"),
+    ],
+)
+def test_a_copy_for_a_witness_has_the_newest_entries(
+    source: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: int, entries: int, copied: int
+) -> None:
+    monkeypatch.setattr("replset.storage.copies._ROWS_A_STEP", 20)
+    path, pauses = tmp_path / "copy.db", list[int]()
+    path.write_bytes(b"of an earlier copy")
+    undo_step(source.store, source.history[-1][0], stem="theirs")
+    rows = source.store.oplog_after(OPTIME_NULL, limit=1_000, max_bytes=1 << 30)
+    size = sum(len(row.entry) for row in rows[-entries:]) if entries else 0
+    disk, at = source.disk, source.history[committed][0]
+    copy_oplog(disk, str(source.folder / "replset.db"), str(path), at.ts, size, lambda: pauses.append(1))
+    assert len(pauses) == -(-copied // 20)
+    with open_copy(disk, str(path), read_only=True) as connection:
+        found = [ts for (ts,) in rows_of(connection, "SELECT ts FROM oplog ORDER BY ts")]
+        meta = {name: read_meta(connection, name) for name in ("trimmed_through", "rollback_id", OPLOG_ONLY)}
+        before = None if copied == len(rows) else rows[-copied - 1].ts
+        assert meta == {"trimmed_through": before, "rollback_id": source.store.rollback_id, OPLOG_ONLY: 1}
+    assert found == [row.ts for row in rows[-copied:]]
