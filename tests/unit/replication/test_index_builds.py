@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 
 from replset.bson import RawDocument, encode
 from replset.errors import (
+    BadValueError,
     CannotBuildIndexKeysError,
     CannotCreateIndexError,
     CannotIndexParallelArraysError,
@@ -27,7 +29,7 @@ from replset.errors import (
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry, command_entry
 from replset.replication.applier import UnfinishedBuildError, apply_batch
-from replset.replication.index_builder import FULL_DISK_PAUSE_S, IndexBuilder, IndexBuildOptions
+from replset.replication.index_builder import FULL_DISK_PAUSE_S, IndexBuilder, IndexBuildOptions, write_slice
 from replset.replication.index_ops import do_create_index, do_drop_index, do_start_build
 from replset.replication.write_ops import WriteGroup, do_insert
 from replset.storage import index_build
@@ -96,6 +98,7 @@ async def test_a_build_beside_writes_and_a_secondary_that_follows(source: Member
     ticks = iter(range(0, 1_000_000, 3))  # each look at the clock takes 3 ms: a slice is a few documents
     mine.fetcher.start(source.host)
     source.clock.now = lambda: next(ticks)
+    builds.builder._find_refused = None  # who refused documents while it filled the index looks for none
     result = builds.builder.result(builds.start())
     work = asyncio.create_task(builds.builder.work())
     while not result.done():
@@ -195,7 +198,9 @@ def test_a_former_primarys_duplicate_ends_a_unique_build(source: Member) -> None
     builds.leads = True
     run(builds.builder.work)
     assert indexes(source.store) == {}
-    assert OplogEntry(source.oplog()[-1]).o.first_key == "abortIndexBuild"
+    o = OplogEntry(source.oplog()[-1]).o.decode()
+    assert next(iter(o)) == "abortIndexBuild"
+    assert {**o["cause"], "errmsg": ""} == {"ok": False, "code": 11000, "codeName": "DuplicateKey", "errmsg": ""}
 
 
 def test_a_duplicate_is_refused_while_a_build_runs(source: Member) -> None:
@@ -222,7 +227,8 @@ async def test_who_waits_is_answered(source: Member, unique: bool) -> None:
         return await result
 
     with pytest.raises(InterruptedDueToReplStateChangeError):
-        await outcome(lambda _: builds.builder.on_stepdown())
+        await outcome(lambda build: [builds.builder.abort(build, BadValueError("x")), builds.builder.on_stepdown()])
+    assert indexes(source.store) == ({} if unique else {"a_1": True}), "what was to be aborted is the next primary's"
     builds.do(lambda group: [do_drop_index(group, builds.coll(group), i) for i in builds.coll(group).indexes])
     with pytest.raises(MaxTimeMSExpiredError):
         await outcome(lambda build: builds.builder.abort(build, MaxTimeMSExpiredError("over")))
@@ -235,6 +241,84 @@ async def test_who_waits_is_answered(source: Member, unique: bool) -> None:
         builds.do(lambda group: [do_drop_index(group, builds.coll(group), i) for i in builds.coll(group).indexes])
     with pytest.raises(IndexBuildAbortedError):
         await outcome(lambda _: source.drop(NS))
+
+
+async def test_nobody_has_to_take_an_answer(source: Member) -> None:
+    builds, unhandled = Builds(source), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    builder, build = builds.builder, builds.start()
+    builder.result(build).cancel()
+    builder.result(build)
+    builder.on_stepdown()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not unhandled
+
+
+async def test_what_a_secondary_is_to_abort_stays_until_it_leads_or_the_build_is_gone(source: Member) -> None:
+    builds = Builds(source)
+    builder, build = builds.builder, builds.start()
+    builds.leads = False
+    for one in (build, b"another"):
+        builder.abort(one, BadValueError("x"))
+    await builder.work()
+    assert builder._aborts.keys() == {build}
+    builds.leads = True
+    await builder.work()
+    assert (builder._aborts, indexes(source.store)) == ({}, {})
+
+
+async def test_builds_are_looked_for_twice_a_second_and_at_once_where_somebody_waits(source: Member) -> None:
+    builder, clock = Builds(source).builder, asyncio.get_running_loop().time
+    looks, began = list[float](), clock()
+
+    async def look() -> None:
+        looks.append(clock() - began)
+
+    builder.work = look
+    running = asyncio.ensure_future(builder.run())
+    await asyncio.sleep(1.2)
+    builder.result(b"build")
+    await asyncio.sleep(0.4)
+    builder.abort(b"build", BadValueError("x"))
+    await asyncio.sleep(1.2)
+    running.cancel()
+    assert looks == pytest.approx([0.5, 1, 1.2, 1.6, 2.1, 2.6])
+
+
+async def test_a_slice_takes_five_milliseconds_and_refuses_nothing_by_itself(source: Member) -> None:
+    build, coll = Builds(source).start(unique=True), source.store.collection(NS)
+    source.clock.now = iter([0, 4, 5, 6, 7]).__next__  # looked at once in eight documents
+    assert await write_slice(source.context, coll.uuid, build)
+    assert [index.position for index in source.store.collection(NS).indexes] == [key_of(15)]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 41, 42])
+async def test_a_new_primary_looks_at_an_index_in_slices_and_others_have_their_turn(
+    source: Member, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    builds, turns, clock = Builds(source), 0, asyncio.get_running_loop().time
+    builds.leads = False
+    build, coll = builds.start(unique=True, field="b"), source.store.collection(NS)
+    await builds.builder.work()
+    monkeypatch.setattr(index_build, "VERIFY_ROWS", rows)
+    monkeypatch.setattr(index_build, "CHECK_ROWS", rows)
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other, began = asyncio.ensure_future(take_turns()), clock()
+    for look in (builds.builder._find_refused, builds.builder._find_duplicate):
+        turns = 0
+        assert await look(coll.uuid, build) is None
+        assert turns >= 40 // rows
+    assert clock() == began
+    other.cancel()
+    source.insert(NS, {"_id": 100, "b": 11})
+    assert isinstance(await builds.builder._find_duplicate(coll.uuid, build), DuplicateKeyError)
 
 
 async def test_what_was_dropped_meanwhile_is_looked_at_no_more(source: Member) -> None:
