@@ -17,7 +17,7 @@ from replset.replication.rollback_manifest import FileKind, Manifest, RollbackSt
 from replset.storage.retention import note_ages, remove_old_data
 from replset.storage.undo import rollback_done_marks, rollback_in_progress
 from tests.unit.replication.diverged import OTHER, by_id, diverge, files_of, run_rollback, stamp_of
-from tests.unit.replication.kit import MINE, NS, SOURCE, Member, Network, catch_up, copy_log, numbered, run
+from tests.unit.replication.kit import MINE, NS, SOURCE, Member, Network, catch_up, copy_log, numbered, run, trim
 
 
 def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(source: Member, mine: Member) -> None:
@@ -46,6 +46,10 @@ def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(source: 
     assert dict(manifest.operations) == {"c": 3, "d": 2, "i": 9, "n": 1, "u": 5}
     assert (manifest.first.term, manifest.last.term) == (1, 1)
     assert all(verify_file(mine.folder / "rollback", file) is None for file in manifest.files)
+    progress = mine.rollback.progress
+    assert progress.entries == progress.written == progress.undone == len(undone)
+    assert progress.documents == sum(file.count for file in manifest.files if file.kind is FileKind.DOCUMENTS)
+    assert progress.size == sum(file.size for file in manifest.files)
 
     found = files_of(mine, manifest)
     assert found[("oplog", "local.oplog.rs")] == [[decode(entry) for entry in undone]]
@@ -222,6 +226,7 @@ def test_below_what_the_undo_reaches_it_is_refused(source: Member, mine: Member)
     ended = run_rollback(mine)
     assert (ended.ok, ended.retry, ended.too_stale) == (False, False, False)
     (manifest,) = list_manifests(mine.dbpath)
+    assert mine.rollback.progress.documents == 3
     assert (manifest.state, manifest.common_point, manifest.entries) == (RollbackState.EXPORTED, common, 4)
     files = files_of(mine, manifest)
     assert by_id(files[("documents", NS)][0]) == {
@@ -336,6 +341,14 @@ def test_an_earlier_export_that_holds_less_does_not_do(mine: Member) -> None:
     assert [manifest and manifest.entries for manifest in (less, more, newest)] == [
         *(1, len(mine.oplog()) - 1, len(mine.oplog())),
     ]
+
+
+def test_an_export_from_where_the_undo_begins_says_what_there_was_before(mine: Member) -> None:
+    committed = mine.store.last_applied
+    mine.replace(NS, {"_id": 1, "text": "later"})
+    trim(mine, committed, snapshot_history_s=0)
+    assert mine.store.pruned_through == committed.ts
+    assert files_of(mine, export(mine, committed))[("before", NS)] == [numbered([1])]
 
 
 def test_export_without_any_known_commit_point_holds_everything(mine: Member) -> None:

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from replset.bson import encode
 from replset.errors import CorruptDataError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.replication.rollback_files import RollbackFiles, RollbackWriter, escape_namespace, file_timestamp
+from replset.replication import rollback_files
+from replset.replication.rollback_files import (
+    RollbackFiles,
+    RollbackWriter,
+    _left_out,
+    escape_namespace,
+    file_timestamp,
+)
 from replset.replication.rollback_manifest import (
     FileKind,
     Manifest,
@@ -28,7 +35,7 @@ from replset.replication.rollback_manifest import (
     verify_file,
 )
 from replset.storage.disk import RealDisk
-from tests.unit.replication.kit import Member
+from tests.unit.replication.kit import Member, NotingDisk
 
 WALL_MS = 1_790_000_000_123
 UUID_A = UUID(int=7)
@@ -71,6 +78,20 @@ def manifest(**changed: object) -> Manifest:
 )
 def test_namespaces_are_escaped(ns: str, name: str) -> None:
     assert escape_namespace(ns) == name
+
+
+@pytest.mark.parametrize("length", [179, 180, 181, 300])
+def test_a_name_is_as_long_as_it_may_be(length: int) -> None:
+    name = escape_namespace("a" * length)
+    assert len(name) == min(length, 180)
+    assert ("~" in name) is (length > 180)
+
+
+@pytest.mark.parametrize(("count", "end"), [(1, "1:1:0"), (20, ":19"), (21, ":19 and 1 more"), (25, ":19 and 5 more")])
+def test_so_many_damaged_entries_are_named(count: int, end: str) -> None:
+    text = _left_out([OpTime(1, pack_ts(1, number)) for number in range(count)])
+    assert text.count("1:1:") == min(count, 20)
+    assert text.endswith(end)
 
 
 def test_a_damaged_entry_is_left_out_and_named(mine: Member) -> None:
@@ -166,6 +187,49 @@ def test_the_writer_streams_and_describes(tmp_path: Path) -> None:
     assert written.id == "rollback-2026-09-21T14-13-20.0"
     writer.discard()
     assert list_manifests(tmp_path) == [written], "what is done stays"
+
+
+@pytest.mark.parametrize("layout", [False, True])
+def test_documents_wait_in_memory_up_to_a_bound_and_all_is_durable_before_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: bool
+) -> None:
+    disk, document = NotingDisk(), encode({"_id": 1})
+    monkeypatch.setattr(rollback_files, "_BUFFER_BYTES", 4 * len(document))
+    writer = RollbackWriter(disk, str(tmp_path), WALL_MS, mongodb_layout=layout)
+    for _ in range(9):
+        writer.add(FileKind.DOCUMENTS, "db.c", UUID_A, document)
+    writer.add(FileKind.DOCUMENTS, "db.c", UUID(int=8), document)
+    first, second = writer.finish()
+    time = "2026-09-21T14-13-20"
+    assert [(file.name, file.count) for file in (first, second)] == [
+        (f"db.c.{time}.0.bson", 9),
+        (f"db.c.{time}.1.bson", 1),
+    ]
+    removed = f"removed.{time}.0.bson"
+    writes = [f"write {4 // (1 + layout)} to {first.name}", *[f"write {2} to {removed}"] * layout] * (2 * (1 + layout))
+    writes += [f"write 1 to {first.name}", f"write 1 to {second.name}", *[f"write 1 to {removed}"] * (2 * layout)]
+    syncs = [text for uuid in (UUID_A, UUID(int=8)) for text in (f"sync {removed}", f"sync folder {uuid}")] * layout
+    syncs += [f"sync {first.name}", f"sync {second.name}", "sync folder rollback", f"sync folder {tmp_path.name}"]
+    assert disk.done == writes + syncs
+    disk.done.clear()
+    written = writer.write_manifest(manifest(id="", files=(first, second)))
+    name = f"{written.id}.json"
+    assert disk.done == [f"write 1 to {name}.tmp", f"sync {name}.tmp", f"rename to {name}", "sync folder rollback"]
+    writer.discard()
+    assert all((tmp_path / "rollback" / name).exists() for name in (first.name, *written.mongodb_files))
+
+
+@pytest.mark.parametrize("failing", ["rename to NAME", "sync NAME.tmp", "sync folder rollback"])
+def test_a_manifest_that_may_not_last_does_not_outlive_its_files(tmp_path: Path, failing: str) -> None:
+    disk = NotingDisk()
+    writer = RollbackWriter(disk, str(tmp_path), WALL_MS)
+    writer.add(FileKind.DOCUMENTS, "db.c", UUID_A, encode({"_id": 1}))
+    files = writer.finish()
+    disk.failing = failing.replace("NAME", "rollback-2026-09-21T14-13-20.0.json")
+    with pytest.raises(OSError, match="Input/output"):
+        writer.write_manifest(manifest(id="", files=files))
+    writer.discard()
+    assert list((tmp_path / "rollback").iterdir()) == []
 
 
 def test_the_writer_never_takes_a_name_that_exists(tmp_path: Path) -> None:
