@@ -335,10 +335,10 @@ def test_document_key_finds_the_id_anywhere(document: dict[str, object]) -> None
     assert document_key(encode(document)) == key_of(document["_id"])
 
 
-def transaction_of(mine: Member, large: str = "") -> bytes:
-    """A transaction on two collections, behind the newest entry."""
+def transaction_of(mine: Member, large: str = "", behind: int = 1) -> bytes:
+    """A transaction on two collections, so far behind the newest entry."""
     a, b = (mine.store.collection(ns) for ns in (NS, "app.other"))
-    at = OpTime(1, mine.store.last_applied.ts + 1)
+    at = OpTime(1, mine.store.last_applied.ts + behind)
     entries = [
         insert_entry(NS, a.uuid, encode({"_id": 9, "n": 1}), at, 1_000),
         update_entry(NS, a.uuid, encode({"_id": 9}), encode({"$v": 2, "diff": {"u": {"n": 2}}}), at, 1_000),
@@ -391,7 +391,10 @@ def test_a_transaction_is_applied_and_undone_as_a_whole(two_collections: Member)
 
 def test_large_updates_of_one_transaction_are_computed_before_any_of_it_is_applied(two_collections: Member) -> None:
     mine = two_collections
-    before, raw = mine.everything(), transaction_of(mine, "x" * 40_000)
+    noop = noop_entry({"msg": "before it"}, OpTime(1, mine.store.last_applied.ts + 1), 1_000)
+    before, raw = mine.everything(), transaction_of(mine, "x" * 40_000, behind=2)
+    assert apply_batch(mine.store, [noop, raw], 0, 2, lambda: False) == 1
+    assert mine.everything() == before
     with pytest.raises(LargeUpdateError) as raised:
         apply_batch(mine.store, [raw], 0, 1, lambda: False)
     assert mine.everything() == before

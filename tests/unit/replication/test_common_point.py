@@ -52,6 +52,16 @@ def test_common_point_when_the_source_trimmed_its_oldest(source: Member, mine: M
     )
 
 
+def test_the_only_entry_that_both_have_is_the_oldest_one_there(source: Member, mine: Member) -> None:
+    common = mine.store.last_applied
+    mine.insert(NS, {"_id": "mine"})
+    source.node.term = 2
+    source.noop()
+    trim(source, oplog_max_bytes=sum(map(len, source.oplog()[-2:])))
+    assert source.store.oldest == common
+    assert asyncio.run(CommonPoint(mine.network, mine.store, SOURCE).find()) == common
+
+
 def halve(member: Member) -> None:
     """All is committed, and the oldest half of the oplog goes."""
     rows = member.store.oplog_after(OPTIME_NULL, limit=10_000, max_bytes=1 << 30)

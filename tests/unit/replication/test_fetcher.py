@@ -25,7 +25,20 @@ from replset.replication import applier as applier_module
 from replset.replication import fetcher as fetcher_module
 from replset.replication.applier import LargeUpdateError
 from replset.replication.protocol import Awaited, FetchReply, FetchRequest, ProbeReply, ProbeRequest
-from tests.unit.replication.kit import NS, SOURCE, Member, Pair, catch_up, copy_log, numbered, pair, run, trim, until
+from tests.unit.replication.kit import (
+    NS,
+    SOURCE,
+    WALL_MS,
+    Member,
+    Pair,
+    catch_up,
+    copy_log,
+    numbered,
+    pair,
+    run,
+    trim,
+    until,
+)
 
 
 @pytest.fixture
@@ -160,6 +173,46 @@ async def test_the_position_comes_with_the_request(source: Member, mine: Member)
     mine.fetcher.stop()
     assert source.told[0] == progress
     assert fetches(mine)[0]["awaitsCommitPoint"] is True
+
+
+async def test_each_request_says_what_is_known_here(source: Member, mine: Member) -> None:
+    """Of what a page said and of what came by other ways the newer; the first answer comes at once."""
+    begin, chain = mine.store.last_applied, mine.store.chain
+    commit_point = source.node.commit_point = source.store.oldest
+    source.node.term, mine.node.term, mine.node.timeout_ms = 2, 1, 9_000
+    at = source.insert(NS, {"_id": "new"})
+    mine.fetcher.start(SOURCE)
+    await until(lambda: len(fetches(mine)) == 2)
+    mine.node.term, mine.node.commit_point = 3, at
+    await until(lambda: len(fetches(mine)) == 3)
+    mine.fetcher.stop()
+    asked = [FetchRequest.parse(RawDocument(encode(call))) for call in fetches(mine)]
+    assert [(one.after, one.chain) for one in asked] == [(begin, chain), *[(at, source.store.chain)] * 2]
+    assert [one.max_await_ms for one in asked] == [0, 4_500, 4_500]
+    assert [one.term for one in asked] == [1, 2, 3]
+    assert [one.known_commit_point for one in asked] == [OPTIME_NULL, commit_point, at]
+    assert [one.known_rollback_id for one in asked] == [-1, *[source.store.rollback_id] * 2]
+
+
+async def test_so_many_pages_wait_at_most(source: Member, mine: Member) -> None:
+    source.insert(NS, *numbered(range(100, 300)))
+    mine.node.delay_ms = 3_600_000
+    mine.fetcher.start(SOURCE)
+    await asyncio.sleep(5)
+    assert len(fetches(mine)) == 3, "one is looked at, two wait"
+    mine.fetcher.stop()
+
+
+async def test_a_delayed_member_looks_again_when_an_entry_is_old_enough(source: Member, mine: Member) -> None:
+    clock, began = asyncio.get_running_loop().time, asyncio.get_running_loop().time()
+    mine.clock.wall_ms = lambda: WALL_MS + round((clock() - began) * 1_000)  # type: ignore[method-assign]
+    mine.node.delay_ms = 1_500
+    source.clock.ms = 300
+    at = source.insert(NS, {"_id": "new"})
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.store.last_applied == at)
+    assert clock() - began == pytest.approx(1.8, abs=0.03)
+    mine.fetcher.stop()
 
 
 @pytest.mark.parametrize("is_awaited", [False, True])
