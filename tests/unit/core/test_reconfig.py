@@ -581,6 +581,16 @@ def test_force_on_a_secondary_of_a_set_that_lost_its_majority() -> None:
     assert the_config(cluster[left]).term == cluster[left].node.term
 
 
+@pytest.mark.parametrize(("is_to_sync", "named_as"), [(False, "i0"), (True, "lost")])
+def test_force_counts_the_disk_of_its_member_unless_a_copy_is_to_replace_it(is_to_sync: bool, named_as: str) -> None:
+    first, *others = named(*members_of(3)).members
+    rows = (replace(first, incarnation="lost"), *others)
+    node = single_node(config=replace(named(*members_of(3)), members=rows), initial_sync_pending=is_to_sync)
+    node.receive(Request(5, ReconfigRequest(new_config(node, rows), True, 0)), NOW)
+    assert node.config.version > 10_000
+    assert [member.incarnation for member in node.config.members] == [named_as, "i1", "i2"]
+
+
 def test_a_forced_config_is_taken_by_the_others() -> None:
     cluster = running(3)
     leader = cluster.elect()

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from replset.core.messages import HeartbeatReply
-from replset.core.role import holders, role_until
+from replset.core.messages import DrainFinished, HeartbeatReply, Request, StepUpRequest
+from replset.core.role import holders, role_until, role_wait_ms
 from replset.core.state import BEGINNING, NodeState
 from replset.ids import Millis
 from tests.simulation.core_kit.machine import host, members_of
-from tests.unit.core.single_node import FROM_1, NOW, asked, named, ready, shaped, single_node
+from tests.unit.core.single_node import FROM_1, NOW, asked, grant, named, ready, shaped, single_node
 
 HOOK_MS = 4_000
 
@@ -86,3 +86,17 @@ def test_a_member_says_whether_it_holds_the_role(holds: bool) -> None:
     assert isinstance(answer, HeartbeatReply)
     assert answer.holds_role is holds
     assert node._state.peers[host(1)].role_free_in == (-1 if holds else 1)
+
+
+def test_a_primary_waits_for_a_silent_holder_until_its_hook_has_ended_and_no_longer() -> None:
+    node = ready(role_hook_ms=HOOK_MS)
+    node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
+    grant(node, 1)
+    for number in (1, 2):
+        node.receive_heartbeat(number, holds_role=True)
+    node.receive(DrainFinished(node.term), NOW)
+    until = NOW + role_wait_ms(node._state)
+    node.tick(Millis(until - 1))
+    assert not node.writable
+    node.tick(Millis(until))
+    assert node.writable

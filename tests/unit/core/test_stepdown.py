@@ -67,15 +67,17 @@ def test_bad_stepdowns(request_: StepDownRequest) -> None:
     assert asked(leading_three(), request_).code == 2
 
 
-def test_a_stepdown_asks_the_best_caught_up_member_to_step_up() -> None:
+@pytest.mark.parametrize("force", [False, True])
+def test_a_stepdown_asks_the_best_caught_up_member_to_step_up_unless_it_is_forced(force: bool) -> None:
     """Map E11, E12: highest priority, lowest index on ties."""
     rows = [replace(row, priority=float(1 + (row.id == 2))) for row in members_of(3)]
     node = lead(single_node(config=named(*rows)))
     node.receive(LocalPosition(place(at(2))), NOW)
     following(node)
-    effects = node.receive(Request(5, StepDownRequest(60_000, 10_000, False)), NOW)
+    effects = node.receive(Request(5, StepDownRequest(60_000, 10_000, force)), NOW)
     asks = [send for send in only(effects, Send) if isinstance(send.body, StepUpRequest)]
-    assert [(send.to, send.body) for send in asks] == [(host(2), StepUpRequest(skip_dry_run=True))]
+    expected = [] if force else [(host(2), StepUpRequest(skip_dry_run=True))]
+    assert [(send.to, send.body) for send in asks] == expected
     assert node.state is MemberState.SECONDARY
     assert Done() in [getattr(effect, "body", None) for effect in effects]
     assert not vote_requests(node.tick(Millis(NOW + 59_999)))

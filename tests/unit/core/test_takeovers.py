@@ -63,10 +63,12 @@ AHEAD = {"position": place(at(1, 9))}
 BEHIND = {"position": place(at(1, 5))}
 
 
-def test_a_member_ahead_of_a_primary_that_does_not_catch_up_takes_over() -> None:
-    when, reason = until_it_asks(follower(**AHEAD), 60_000, **BEHIND)
+@pytest.mark.parametrize("delay_ms", [0, 1, 30_000])
+def test_a_member_ahead_of_a_primary_that_does_not_catch_up_takes_over(delay_ms: int) -> None:
+    settings = Settings(catch_up_takeover_delay_ms=delay_ms)
+    when, reason = until_it_asks(follower(settings, **AHEAD), 60_000, **BEHIND)
     assert reason == "catchupTakeover"
-    assert 30_000 <= when <= 31_700
+    assert delay_ms <= when <= delay_ms + 4_000
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,7 @@ def test_the_durability_mark_moves_up_with_votes_and_by_itself_and_down_for_a_ro
     again.lower_mark(OpTime(1, 6))
     assert again.durability_mark == OpTime(1, 6)
     again.close()
+    assert MemberFile.open(RealDisk(), tmp_path).durability_mark == OpTime(1, 6)
 
 
 def test_what_a_checkpoint_copies_is_noted_with_the_mark(tmp_path: Path) -> None:
