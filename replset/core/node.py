@@ -392,6 +392,10 @@ class Node:
         """Why this member is out of service, empty when it is not."""
         return self._state.quarantine
 
+    def keep_role_for(self, role_hook_ms: Millis) -> None:
+        """Say before `start` that something outside holds the role, and how long without a majority (role.py)."""
+        self._state.role_hook_ms = role_hook_ms
+
     def role_until(self, now: Millis) -> Millis:
         """Until when this member may hold what its role hook gives to the primary; in the past: not at all."""
         return role_until(self._state, now)

@@ -277,7 +277,6 @@ class RunningMember(Kernel):
                 wall_ms=self.clock.wall_ms,
                 default_write_concern_set=lambda: has_stored_default(self.store),
                 allow_multiple_arbiters=options.allow_multiple_arbiters,
-                role_hook_ms=max((one.role_hook_ms for one in options.of_features), default=Millis(0)),
                 holds_role=lambda: any(part.holds_role() for part in self._features),
                 expected=options.expected,
                 is_overloaded=lambda: self.load.is_high,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 from replset.config import parse_host
 from replset.errors import ErrorCode, ReplError
-from replset.ids import HostPort, Millis
+from replset.ids import HostPort
 
 T = TypeVar("T")
 PLAIN_LAYOUT, MONGODB_LAYOUT = "plain", "mongodb"
@@ -50,11 +50,6 @@ def options(cls: type[T]) -> type[T]:
 
 class FeatureOptions:
     """The options of a feature: `option`s in a class with @options, each a flag as the member's own are."""
-
-    @property
-    def role_hook_ms(self) -> Millis:
-        """How long a primary without a majority keeps what a hook gave it (core/role.py); 0: there is no hook."""
-        return Millis(0)
 
     def check(self) -> None:
         """Raise BadOptionError for a value that cannot be."""

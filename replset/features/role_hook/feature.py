@@ -22,10 +22,6 @@ class RoleHookOptions(FeatureOptions):
         "SECONDS", "limit of one call; also how long a primary without a majority keeps the role (5)", 5.0
     )
 
-    @property
-    def role_hook_ms(self) -> Millis:
-        return Millis(0 if self.role_hook is None else int(self.role_hook_secs * 1000))
-
     def check(self) -> None:
         hook = self.role_hook
         if not 0.2 <= self.role_hook_secs <= 3600:
@@ -38,8 +34,10 @@ def _part(member: Kernel) -> FeaturePart | None:
     context, given = member[MemberContext], member[RoleHookOptions]
     if given.role_hook is None:
         return None
+    role_hook_ms = Millis(int(given.role_hook_secs * 1000))
+    member.node.keep_role_for(role_hook_ms)
     names, report = (member.set_name, member.host), context.on_report
-    return RoleHook(member.node, given.role_hook, given.role_hook_ms, context.dbpath, member.clock, names, report)
+    return RoleHook(member.node, given.role_hook, role_hook_ms, context.dbpath, member.clock, names, report)
 
 
 ROLE_HOOK = Feature("role_hook", part=_part, options=RoleHookOptions)
