@@ -10,7 +10,6 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Final, Self, TextIO
 
 from replset.text import printable
@@ -45,9 +44,7 @@ class LongWork:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def begin(self, what: str, total: int = 0, unit: str = "") -> None:

@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from replset.errors import CappedPositionLostError, CorruptDataError, StorageError
@@ -76,9 +75,7 @@ class OfflineOplog:
     def __enter__(self) -> OfflineOplog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

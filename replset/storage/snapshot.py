@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import apsw
-from xxhash import xxh3_64
 
 from replset.errors import (
     CatalogChangedError,
@@ -379,15 +378,6 @@ class Snapshot:
         marks = ", ".join("?" * len(trees))
         sql = f"SELECT total(pgsize) FROM dbstat WHERE name IN ({marks}) AND aggregate = 1"
         return int(self._execute(sql, trees)[0][0])
-
-    def digest(self, coll: Collection, at: OpTime | None = None) -> str:
-        """xxh3_64 over all keys and documents in order, as hex digits: equal on members that hold the same."""
-        hashed = xxh3_64()
-        for key, doc in self.scan(coll, at):
-            hashed.update(len(key).to_bytes(4, "little"))
-            hashed.update(key)
-            hashed.update(doc)
-        return hashed.hexdigest()
 
     def unchanged_range(
         self, coll: Collection, at: OpTime, low: bytes, high: bytes | None, rows: int, size: int
