@@ -100,7 +100,7 @@ def test_the_suite_fails_when_a_part_does(
 ) -> None:
     """5 is pytest's status when it selected nothing."""
     script, programs = bare
-    for name in ("cat", "tail", "tee", "sed", "grep"):
+    for name in ("cat", "nice", "tail", "tee", "sed", "grep"):
         (programs / name).symlink_to(str(shutil.which(name)))
     tools = script.parent / ".venv/bin"
     tools.mkdir(parents=True)
