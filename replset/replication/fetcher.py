@@ -95,7 +95,7 @@ class Fetcher:
         node: Node,
         on_applied: Callable[[], None],
         last_durable: Callable[[], OpTime],
-        document: Callable[[FetchRequest], RawDocument] = FetchRequest.document,
+        document: Callable[[FetchRequest], RawDocument],
         awaits_commit_point: Callable[[], bool] = lambda: False,
         is_paused: Callable[[], bool] = lambda: False,
         options: FetchOptions | None = None,

@@ -29,7 +29,8 @@ class CopyRecord:
     sync_id: of the marker that it is fetched under. size, sha256 (hex): of the whole file; 0 and empty while the source
     still makes it. rollback_id: the source's when it made it. kept: bytes that are synced here. whole: all of them are,
     and their checksum was right; from then on the file is a database here, and its bytes may differ. oplog_only: it is
-    for a witness and has no documents. compared: it is a frame (storage/differences.py); the source compares documents.
+    for a witness and has no documents. compared: it is a frame (features/compared_copies), and the source compares its
+    documents.
     """
 
     sync_id: str

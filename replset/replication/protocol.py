@@ -171,7 +171,7 @@ class SnapshotRequest(Declared):
     """Asks for one step of a copy. step: "begin" (id empty: make one; else: is it ready?), "chunk" or "end".
 
     oplog_bytes: on a first "begin" of a witness, how much of the oplog it wants, and no documents; None: everything.
-    compare: as of a witness, by a member that compares its own documents with the source's (difference_protocol.py).
+    compare: as of a witness, by a member that compares its own documents with the source's (features/compared_copies).
     """
 
     step: str

@@ -42,7 +42,10 @@ PATHS = (
         "replset/operations/session_request.py",
         "replset/operations/session_table.py",
     ),
-    *(f"replset/features/{name}" for name in ("archive", "change_streams", "consumers", "follower", "recovery")),
+    *(
+        f"replset/features/{name}"
+        for name in ("archive", "change_streams", "compared_copies", "consumers", "follower", "recovery")
+    ),
     "replset/features/transactions",
 )
 """What a fault would cost data, or let somebody in."""

@@ -1,7 +1,7 @@
 """What a stale member and its source say to each other while they compare documents: two more steps of replSetSnapshot.
 
 "spans" asks for the digests of a collection's spans, "rows" for what differs in some of them; see
-storage/differences.py.
+differences.py.
 """
 
 from __future__ import annotations
