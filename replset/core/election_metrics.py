@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from replset.ids import MemberId, Millis, OpTime
@@ -66,8 +67,8 @@ class ElectionMetrics:
         if self.candidate is not None:
             self.candidate.new_term_wall_ms = wall_ms
 
-    def on_committed(self, optime: OpTime, wall_ms: int) -> None:
+    def on_committed(self, optime: OpTime, wall_ms: Callable[[], int]) -> None:
         """Note when the first entry of this member's own term was committed."""
         candidate = self.candidate
         if candidate is not None and candidate.available_wall_ms is None and optime.term == candidate.term:
-            candidate.available_wall_ms = wall_ms
+            candidate.available_wall_ms = wall_ms()

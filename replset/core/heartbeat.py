@@ -350,10 +350,12 @@ class Heartbeats:
             if node.term_refusal(request.term) is not None or request.term < node.term:
                 return False
             self._elections.observe_term(request.term)
-        is_new = any([self._accept_progress(request, progress) for progress in request.progress])
-        if is_new and not node.is_primary and node.sync_source is not None:
+        is_new = False
+        for progress in request.progress:
+            is_new |= self._accept_progress(request, progress)
+        if is_new and node.sync_source is not None and not node.is_primary:
             node.emit(RelayProgress())
-        self._leader.on_progress_changed([progress.position for progress in request.progress])
+        self._leader.on_progress_changed(request.progress[0].position if len(request.progress) == 1 else None)
         self._leader.advance_catch_up()
         self._reconfigs.advance()
         return True

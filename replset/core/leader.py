@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 from operator import attrgetter
 
@@ -27,6 +27,7 @@ from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, invariant
 
 PERIODIC_NOOP_MS = 10_000
+_PROGRESS_CHANGED = ProgressChanged()
 _LAST_DURABLE: Callable[[Position], OpTime] = attrgetter("last_durable")
 _LAST_APPLIED: Callable[[Position], OpTime] = attrgetter("last_applied")
 
@@ -270,23 +271,26 @@ class Leader:
             invariant(
                 node.is_arbiter or optime <= node.position.last_applied, "a member has the entry at its commit point"
             )
-            invariant(not node.is_primary or optime.term == node.term, "a primary commits entries of its own term")
+            is_primary = node.state is MemberState.PRIMARY
+            invariant(not is_primary or optime.term == node.term, "a primary commits entries of its own term")
             node.commit_point = optime
             node.commit_term = max(node.commit_term, term)
-            if node.is_primary:
-                node.election_metrics.on_committed(optime, node.wall_ms())
+            if is_primary:
+                node.election_metrics.on_committed(optime, node.wall_ms)
             if not node.is_arbiter:  # it says nothing of an old oplog in an arbiter's folder, so it is not stored there
                 node.emit(CommitPointAdvanced(optime))
 
-    def on_progress_changed(self, moved: Iterable[Position] | None = None) -> None:
-        """moved: the positions that changed, None: any may have. None beyond the commit point can move that."""
+    def on_progress_changed(self, moved: Position | None = None) -> None:
+        """moved: the only position that changed, None: any may have. One that is not beyond the commit point cannot
+        move that.
+        """
         node = self.node
         if node.state is MemberState.PRIMARY:
-            before, counted = node.commit_point, self._counted
-            if moved is None or any([counted(position) > before for position in moved]):
+            before = node.commit_point
+            if moved is None or self._counted(moved) > before:
                 self.update_commit_point()
             if node.commit_point is before:  # else CommitPointAdvanced says it
-                node.emit(ProgressChanged())
+                node.emit(_PROGRESS_CHANGED)
 
     @property
     def _counted(self) -> Callable[[Position], OpTime]:

@@ -175,7 +175,7 @@ class Node:
                 state.position = position
                 state.newest_ts = max(state.newest_ts, position.last_applied.ts)
                 state.ages.note(position.last_applied, now)
-                self._leader.on_progress_changed([position])
+                self._leader.on_progress_changed(position)
                 self._leader.advance_catch_up()
                 self._stepdowns.advance()
                 return self._take_effects()  # no timer can have changed
@@ -276,8 +276,9 @@ class Node:
 
     def _take_effects(self) -> list[Effect]:
         # Whoever is no primary any more must not take a write: the next primary would roll it back.
-        invariant(not self._state.writable or self._state.is_primary, "only a primary takes writes")
-        effects, self._state.out = self._state.out, []
+        state = self._state
+        invariant(not state.writable or state.state is MemberState.PRIMARY, "only a primary takes writes")
+        effects, state.out = state.out, []
         return effects
 
     def next_tick_at(self) -> Millis:
