@@ -96,7 +96,8 @@ class Message(Generic[T]):
 
     def __init__(self, made: type[T], *fields: Field, **inner: Any) -> None:
         """inner: the named tuple of an attribute whose own attributes are fields of the message."""
-        self._make = _maker(made)
+        self.make: Final[Callable[[Iterable[Any]], T]] = _maker(made)
+        """Makes a message of the values of all its attributes, in their order."""
         self._is_reply = OK in fields
         defaults = {
             one.name: None if one.default is dataclasses.MISSING else one.default
@@ -192,8 +193,7 @@ class Message(Generic[T]):
             values.append(kind(*pick(values)))
         if self._pick is not None:
             values = [*self._pick(values)]
-        message: T = self._make(values)
-        return message
+        return self.make(values)
 
 
 def _maker(made: Any) -> Callable[[Iterable[Any]], Any]:

@@ -196,7 +196,7 @@ def optime_of(raw: bytes) -> OpTime:
     at = len(raw) - 1 - _TAIL_SIZE
     tail = read_tail(raw, at) if at > 0 else None
     if tail is not None:
-        return OpTime(tail[1], tail[0])
+        return tuple.__new__(OpTime, (tail[1], tail[0]))  # once for each page
     reader = InsertReader.of(raw)
     found = None if reader is None else reader.read(raw)
     return OplogEntry(raw).optime if found is None else OpTime(found[2], found[1])
@@ -209,7 +209,7 @@ def read_tail(raw: bytes, at: int) -> tuple[int, int, int] | None:
     ts_name, increment, seconds, t_name, term, v_wall, wall_ms = _read_tail(raw, at)
     if ts_name != _TS or t_name != _T or v_wall != _V_WALL:
         return None
-    return pack_ts(seconds, increment), term, wall_ms
+    return (seconds << INCREMENT_BITS) | increment, term, wall_ms
 
 
 def insert_entry(ns: str, ui: bytes, doc: bytes, optime: OpTime, wall_ms: int, extra: bytes = b"") -> bytes:

@@ -55,11 +55,14 @@ def documents_of(array: bytes) -> list[bytes]:
     last = outer_end(array)
     pos = 4
     documents: list[bytes] = []
+    find, read_size = array.find, int.from_bytes
     while pos < last:
-        start = name_end(array, pos + 1, last) + 1
+        start = find(0, pos + 1, last) + 1 or name_end(array, pos + 1, last)
         if array[pos] != 0x03:
             raise InvalidBSONError("an element of the array is no document", offset=pos)
-        end = inner_end(array, start, last) + 1
+        end = start + read_size(array[start : start + 4], "little")
+        if end - start < 5 or end > last or array[end - 1]:
+            inner_end(array, start, last)  # says what is wrong
         documents.append(array[start:end])
         pos = end
     return documents

@@ -13,8 +13,9 @@ from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
 from replset import message_fields as kinds
-from replset.bson import Int64, ObjectId, RawDocument
-from replset.ids import OPTIME_NULL, OpTime
+from replset.bson import Binary, Int64, Layout, ObjectId, RawDocument, array_of, documents_of, encode
+from replset.bson.layout import TIMESTAMP
+from replset.ids import INCREMENT_BITS, OPTIME_NULL, OpTime
 from replset.message_fields import Declared, Field, Lack, Message
 from replset.oplog_entry import optime_of
 from replset.optime import optime_document, parse_optime
@@ -114,12 +115,25 @@ class FetchReply(Declared):
         """Whether the source has entries behind this page already."""
         return bool(self.entries) and self.last < self.newest
 
+    def reply(self, operation_ts: int) -> bytes:
+        """Return the message with the times that every reply ends with. operation_ts: packed. The page matches."""
+        prev, newest, oldest, point = self.prev, self.newest, self.oldest, self.commit_point
+        time = operation_ts + (operation_ts & _SECONDS)  # here and below as `timestamp_bits`
+        batch, layout = array_of(self.entries), _TAILS[self.awaited]
+        place = prev.ts + (prev.ts & _SECONDS), prev.term, self.prev_chain
+        numbers = self.end_chain, self.rollback_id, self.term, self.state, self.is_primary
+        log = newest.ts + (newest.ts & _SECONDS), newest.term, oldest.ts + (oldest.ts & _SECONDS), oldest.term
+        committed = point.ts + (point.ts & _SECONDS), point.term, self.commit_term
+        tail = layout.pack(*place, *numbers, *log, *committed, time, time)
+        size = _BATCH_AT + len(batch) + layout.size + 1
+        return b"".join((size.to_bytes(4, "little"), _HEAD, batch, tail, b"\0"))
 
-FetchReply.message = Message(
-    FetchReply,
-    kinds.OK,
-    Field("matched", kinds.BOOL),
-    Field("batch", kinds.DOCUMENTS, "entries"),
+    @classmethod
+    def parse(cls, document: RawDocument) -> FetchReply:
+        return _scan_reply(document.raw) or cls.message.parse(document)
+
+
+_RUN: Final = (
     Field("prev", kinds.PLACE, "prev", "prev_chain"),
     Field("endChain", kinds.INT64),
     Field("rbid", kinds.INT32, "rollback_id"),
@@ -130,8 +144,62 @@ FetchReply.message = Message(
     Field("oldest", kinds.OPTIME),
     Field("commitPoint", kinds.OPTIME),
     Field("commitTerm", kinds.INT64, lack=Lack.OLD),
+)
+FetchReply.message = Message(
+    FetchReply,
+    kinds.OK,
+    Field("matched", kinds.BOOL),
+    Field("batch", kinds.DOCUMENTS, "entries"),
+    *_RUN,
     Field("awaited", _AWAITED, lack=Lack.DEFAULT),
 )
+
+# The reply of a source with a page that matches: its bytes before the page, and behind it by what is awaited.
+_HEAD: Final = encode({"ok": 1.0, "matched": True})[4:-1] + b"\x04batch\0"
+_BATCH_AT: Final = 4 + len(_HEAD)
+_TIMES: Final = {
+    "$clusterTime": {"clusterTime": TIMESTAMP, "signature": {"hash": Binary(bytes(20)), "keyId": Int64(0)}},
+    "operationTime": TIMESTAMP,
+}
+_TAILS: Final[dict[Awaited, Layout]] = {
+    awaited: Layout(
+        {
+            **{field.name: field.kind.layout for field in _RUN if isinstance(field.kind, kinds.Fixed)},
+            **({"awaited": awaited} if awaited else {}),
+            **_TIMES,
+        }
+    )
+    for awaited in ("durable", "applied", "")
+}
+_EACH_TAIL: Final = (*_TAILS.items(),)
+_SECONDS: Final = -1 << INCREMENT_BITS
+_INCREMENT: Final = ~_SECONDS
+_BAD_BIT: Final = 1 << INCREMENT_BITS
+"""Of the 64 bits of a timestamp: no increment has it."""
+
+
+def _scan_reply(raw: bytes) -> FetchReply | None:
+    """Read a reply as `FetchReply.reply` makes it; None: it is another one."""
+    if not raw.startswith(_HEAD, 4):
+        return None
+    end = _BATCH_AT + int.from_bytes(raw[_BATCH_AT : _BATCH_AT + 4], "little")
+    for awaited, tail in _EACH_TAIL:
+        found = tail.unpack(raw, end) if end + tail.size + 1 == len(raw) else None
+        if found is None:
+            continue
+        prev, t, chain, end_chain, rbid, term, state, is_primary, newest, t2, oldest, t3, point, t4, point_t, *_ = found
+        if (prev | newest | oldest | point) & _BAD_BIT or (t | t2 | t3 | t4) < 0 or is_primary > 1:
+            return None
+        new = tuple.__new__
+        place = new(OpTime, (t, prev >> 32 << INCREMENT_BITS | prev & _INCREMENT)), chain
+        last = new(OpTime, (t2, newest >> 32 << INCREMENT_BITS | newest & _INCREMENT))
+        first = new(OpTime, (t3, oldest >> 32 << INCREMENT_BITS | oldest & _INCREMENT))
+        committed = new(OpTime, (t4, point >> 32 << INCREMENT_BITS | point & _INCREMENT)), point_t
+        numbers = end_chain, rbid, term, state, is_primary == 1
+        entries = documents_of(raw[_BATCH_AT:end])
+        made: FetchReply = FetchReply.message.make((True, entries, *place, *numbers, last, first, *committed, awaited))
+        return made
+    return None
 
 
 @dataclass(frozen=True, slots=True)

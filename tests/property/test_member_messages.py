@@ -32,7 +32,7 @@ from replset.member.peers.message_documents import (
 )
 from replset.message_fields import Message
 from replset.operations.replies import encode_times, finish
-from replset.replication.protocol import FetchReply, FetchRequest
+from replset.replication.protocol import FetchReply, FetchRequest, _scan_reply
 
 INT32, INT64 = st.integers(-(1 << 31), (1 << 31) - 1), st.integers(-(1 << 63), (1 << 63) - 1)
 TERMS = st.integers(0, (1 << 63) - 1)
@@ -55,6 +55,8 @@ REPLIES = st.builds(
     *(FetchReply, st.booleans(), ENTRIES, OPTIMES, INT64, INT64, INT32, INT64, INT32),
     *(st.booleans(), OPTIMES, OPTIMES, OPTIMES, INT64, CONCERNS),
 )
+
+PAGES = REPLIES.filter(lambda reply: reply.matched)
 
 
 def reordered(document: RawDocument) -> RawDocument:
@@ -84,6 +86,19 @@ def test_a_page_of_entries(reply: FetchReply, ts: int) -> None:
     assert FetchReply.parse(reply.document()) == FetchReply.parse(body) == FetchReply.parse(reordered(body)) == reply
     assert FetchReply.message.scan(body.raw) == reply, "what a member sends is read without decoding it"
     assert body.raw[-1 - len(encode_times(ts)) : -1] == encode_times(ts)
+    if reply.matched and ts:
+        assert reply.reply(ts) == body.raw, "the reply is written at once as it is field by field"
+        assert _scan_reply(body.raw) == reply
+
+
+@given(PAGES, st.integers(1, (1 << 63) - 1))
+def test_a_page_that_is_cut_or_changed_is_read_as_field_by_field_or_not_at_all(page: FetchReply, ts: int) -> None:
+    raw = page.reply(ts)
+    for at in range(4, len(raw)):
+        for changed in (raw[:at], raw[:at] + raw[at + 1 :], raw[:at] + bytes([raw[at] ^ 0x81]) + raw[at + 1 :]):
+            sized = len(changed).to_bytes(4, "little") + changed[4:]
+            found = outcome(lambda body: _scan_reply(body.raw), sized)
+            assert found is None or found == FetchReply.message.read(RawDocument(sized))
 
 
 @given(PROGRESS)

@@ -164,7 +164,8 @@ class OplogFetches:
 
     def _whole(self, page: FetchReply) -> bytes:
         """The reply with what every reply ends with."""
-        return whole(page.document(), self._member)
+        operation_ts = self._member.store.last_applied.ts
+        return page.reply(operation_ts) if page.matched and operation_ts else whole(page.document(), self._member)
 
     async def _answer_slowly(self, fetch: _Fetch) -> None:
         try:
