@@ -308,12 +308,12 @@ class OplogTail:
     def clear(self) -> None:
         self.rows, self._places, self._size = [], [], 0
 
-    def row_at(self, ts: int) -> OplogRow | None:
+    def row_at(self, ts: int) -> StoredRow | None:
         """The row with this `ts`, None when it is not in memory."""
         if not self.rows or ts < self.rows[0][0]:
             return None
         row = self.rows[bisect_right(self._places, ts) - 1]
-        return OplogRow._make(row) if row[0] == ts else None
+        return row if row[0] == ts else None
 
     def after(self, ts: int, limit: int, max_bytes: int) -> list[StoredRow] | None:
         """Return rows newer than `ts`, as `oplog.rows_after`; None where rows before the first one are asked for."""

@@ -449,7 +449,7 @@ class Store:
         """
         kept = self.tail.row_at(optime.ts) if optime.ts > self.trimmed_through else None
         row = kept or self.sound_row_at(optime)
-        return row.chain if row is not None and row.term == optime.term else None
+        return row[7] if row is not None and row[1] == optime.term else None
 
     def recheck(self, after_ts: int) -> int:
         """Compare a slice of the oplog's rows behind after_ts with hash and chain, as the disk gives them now.

@@ -10,11 +10,11 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from replset.bson import ObjectId, RawDocument
 from replset.core.member_state import MemberState
 from replset.core.messages import ProgressRequest
-from replset.core.node import Node
 from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OPTIME_NULL, MemberId, OpTime
 from replset.member.peers.flows import Flows
@@ -28,7 +28,6 @@ from replset.operations.replies import whole
 from replset.operations.waiters import Completion
 from replset.oplog_row import DamagedEntryError, next_chain
 from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
-from replset.storage.store import Store
 
 log = logging.getLogger("replset.oplog_fetch")
 
@@ -78,11 +77,11 @@ class OplogFetches:
             member.on_awaited("commit point")
         if request.after == store.last_applied and request.chain != store.chain:
             member.on_chain_mismatch(request.after)
-        began = asyncio.get_running_loop().time()
-        deadline = began + min(request.max_await_ms, MAX_AWAIT_MS) / 1000
-        fetch = _Fetch(request, waiter, began, deadline, None if progress is None else progress.sender_id)
+        look = Look(member, asyncio.get_running_loop().time())
+        deadline = look.now + min(request.max_await_ms, MAX_AWAIT_MS) / 1000
+        fetch = _Fetch(request, waiter, look.now, deadline, None if progress is None else progress.sender_id)
         self._waiting[fetch] = None
-        self._look_at(fetch, {})
+        self._look_at(fetch, look)
 
     def on_change(self) -> None:
         """Something has changed: an entry, the commit point or a state. One look at the end of this turn is for all."""
@@ -95,26 +94,32 @@ class OplogFetches:
         more writes in a group the pages would be more and smaller.
         """
         self._is_scheduled = False
-        pages: dict[tuple[OpTime, int, int], bytes] = {}
+        if not self._waiting:
+            return
+        look = Look(self._member, asyncio.get_running_loop().time())
         for fetch in list(self._waiting):
-            self._look_at(fetch, pages)
+            known = fetch.request.known_commit_point
+            if fetch.due <= look.now or fetch.seen != (look.state, look.commit_point > known):
+                self._look_at(fetch, look)
+            elif fetch.due < self._due:
+                self._look_again_at(fetch.due)
 
-    def _look_at(self, fetch: _Fetch, pages: dict[tuple[OpTime, int, int], bytes]) -> None:
-        """Answer the fetch if there is something for it, or its time is over.
-
-        pages: replies that were made in this look, by where they begin: members that keep up get the same one.
-        """
+    def _look_at(self, fetch: _Fetch, look: Look) -> None:
+        """Answer the fetch if there is something for it, or its time is over."""
         if fetch.waiter.done():
             self._waiting.pop(fetch, None)
             return
+        request, pages = fetch.request, look.pages
         try:
-            due = self._due_of(fetch)
-            if due:
-                self._look_again_at(due)
+            fetch.due = self._due_of(fetch, look)
+            if fetch.due:
+                fetch.seen = look.state, look.commit_point > request.known_commit_point
+                if fetch.due < self._due:
+                    self._look_again_at(fetch.due)
                 return
             self._waiting.pop(fetch, None)
-            place = fetch.request.after, fetch.request.chain, fetch.request.max_bytes
-            if place not in pages and (page := self._page_of_now(fetch.request)) is not None:
+            place = request.after, request.chain, request.max_bytes
+            if place not in pages and (page := self._page_of_now(request, look)) is not None:
                 pages[place] = self._whole(page)
         except Exception as error:
             self._waiting.pop(fetch, None)
@@ -128,44 +133,45 @@ class OplogFetches:
         self._slow.add(task)
         task.add_done_callback(self._slow.discard)
 
-    def _due_of(self, fetch: _Fetch) -> float:
-        """When the fetch has to be answered at last, on the loop's clock; 0: now. ReplError: it is refused."""
-        store, node, request = self._member.store, self._member.node, fetch.request
-        check_serves_oplog(node)
-        now = asyncio.get_running_loop().time()
-        if _may_come(store, node, request) and now < (until := fetch.began + BEHIND_MS / 1000):
+    def _due_of(self, fetch: _Fetch, look: Look) -> float:
+        """When the fetch has to be answered at last, on the loop's clock; 0: now. ReplError: it is refused.
+
+        That changes with `look.state`, and where the commit point gets beyond the one that the fetch knows.
+        """
+        request, now = fetch.request, look.now
+        check_serves_oplog(self._member.node)
+        if _may_come(look.state, request) and now < (until := fetch.began + BEHIND_MS / 1000):
             return until
-        if has_news(store, node, request):
+        if has_news(look.state, request):
             return 0
         until = fetch.deadline
-        if min(node.commit_point, store.last_applied) > request.known_commit_point:
+        if look.commit_point > request.known_commit_point:
             delay_ms = 0 if request.awaits_commit_point else COMMIT_POINT_DELAY_MS
             until = min(until, fetch.began + delay_ms / 1000)
         return until if until > now else 0
 
     def _look_again_at(self, due: float) -> None:
-        """Look at those that wait at `due` too. One timer serves all: an early look does no harm."""
-        if due < self._due:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._due, self._timer = due, asyncio.get_running_loop().call_at(due, self._on_time)
+        """Let the timer look at `due`, and no later. One timer serves all: an early look does no harm."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due, self._timer = due, asyncio.get_running_loop().call_at(due, self._on_time)
 
     def _on_time(self) -> None:
         self._due, self._timer = math.inf, None
         self.look()
 
-    def _page_of_now(self, request: FetchRequest) -> FetchReply | None:
+    def _page_of_now(self, request: FetchRequest, look: Look) -> FetchReply | None:
         """The answer of this moment; None: it needs a wait, or a look into the archive."""
         member = self._member
         if _rate_for(member, request):
             return None
-        page = fetch_now(member, request)
+        page = fetch_now(member, request, look)
         return page if page.matched or member[History].older is None else None
 
     def _whole(self, page: FetchReply) -> bytes:
         """The reply with what every reply ends with."""
-        operation_ts = self._member.store.last_applied.ts
-        return page.reply(operation_ts) if page.matched and operation_ts else whole(page.document(), self._member)
+        ts = page.newest.ts
+        return page.reply(ts) if page.matched and ts else whole(page.document(), self._member)
 
     async def _answer_slowly(self, fetch: _Fetch) -> None:
         try:
@@ -200,15 +206,42 @@ class OplogFetches:
         return page
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+State: TypeAlias = tuple[OpTime, int, int, MemberState]
+"""Of this member: its newest entry, its rollback id, its term and its state. A fetch waits for a change of it."""
+
+
+class Look:
+    """What this member is at the time of one look at the fetches.
+
+    now: on the loop's clock. commit_point: of what is here. pages: replies that were made in this look, by where they
+    begin: members that keep up get the same one.
+    """
+
+    __slots__ = ("commit_point", "now", "pages", "state")
+
+    def __init__(self, member: Kernel, now: float = 0.0) -> None:
+        store, node = member.store, member.node
+        newest = store.last_applied
+        self.now = now
+        self.state: State = newest, store.rollback_id, node.term, node.state
+        self.commit_point = min(node.commit_point, newest)
+        self.pages: dict[tuple[OpTime, int, int], bytes] = {}
+
+
+@dataclass(slots=True, eq=False)
 class _Fetch:
-    """One that waits. began, deadline: on the loop's clock. member: the `_id` of who asks; None: it did not say."""
+    """One that waits. began, deadline: on the loop's clock. member: the `_id` of who asks; None: it did not say.
+
+    due: see `_due_of`; it holds while the state, and whether the commit point is beyond the known one, are as `seen`.
+    """
 
     request: FetchRequest
     waiter: Completion
     began: float
     deadline: float
     member: MemberId | None
+    due: float = 0.0
+    seen: tuple[State, bool] | None = None
 
 
 def refuse_other_set(member: Kernel, theirs: ObjectId | None) -> None:
@@ -258,27 +291,31 @@ async def _reaching_back(member: Kernel, request: FetchRequest, page: FetchReply
     return replace(page, matched=True, entries=entries, prev_chain=request.chain, end_chain=rows[-1].chain)
 
 
-def _may_come(store: Store, node: Node, request: FetchRequest) -> bool:
+def _may_come(state: State, request: FetchRequest) -> bool:
     """Whether the entry that was asked for may still reach this secondary: it is of the same term, and newer."""
-    newest = store.last_applied
-    return request.after > newest and request.after.term == newest.term and node.state is not MemberState.PRIMARY
+    newest = state[0]
+    return request.after > newest and request.after.term == newest.term and state[3] is not MemberState.PRIMARY
 
 
-def has_news(store: Store, node: Node, request: FetchRequest) -> bool:
+def has_news(state: State, request: FetchRequest) -> bool:
     """Whether there is anything but a new commit point that the asking member does not know yet."""
+    newest, rollback_id, term, _ = state
     return (
-        request.after != store.last_applied
+        request.after != newest
         or request.after == OPTIME_NULL
-        or request.known_rollback_id not in (-1, store.rollback_id)
-        or node.term > request.term
+        or request.known_rollback_id not in (-1, rollback_id)
+        or term > request.term
     )
 
 
-def fetch_now(member: Kernel, request: FetchRequest) -> FetchReply:
-    """Return the answer of this moment, without waiting. DamagedEntryError: what comes next is damaged here."""
-    store, node = member.store, member.node
-    after = request.after
-    newest, oldest = store.last_applied, store.oldest
+def fetch_now(member: Kernel, request: FetchRequest, look: Look | None = None) -> FetchReply:
+    """Return the answer of this moment, without waiting. look: of this moment, if there is one already.
+
+    DamagedEntryError: what comes next is damaged here.
+    """
+    look = look or Look(member)
+    newest, rollback_id, term, state = look.state
+    store, after = member.store, request.after
     matched, prev_chain = False, 0
     entries: list[bytes] = []
     end_chain: int | None = None
@@ -298,21 +335,20 @@ def fetch_now(member: Kernel, request: FetchRequest) -> FetchReply:
             raise
     if matched and prev_chain != request.chain:
         member.on_chain_mismatch(after)
-    state = node.state
     return FetchReply(
         matched,
         entries,
         after,
         prev_chain,
         prev_chain if end_chain is None else end_chain,
-        store.rollback_id,
-        node.term,
-        state.value,
+        rollback_id,
+        term,
+        state,
         state is MemberState.PRIMARY,
         newest,
-        oldest,
-        min(node.commit_point, newest),
-        node.commit_term,
+        store.oldest,
+        look.commit_point,
+        member.node.commit_term,
         member[Positions].awaited,
     )
 

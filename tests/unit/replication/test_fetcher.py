@@ -17,7 +17,7 @@ from replset.errors import NotPrimaryOrSecondaryError, OutOfDiskSpaceError, Remo
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
 from replset.member.peers import oplog_fetch as oplog_fetch_module
 from replset.member.peers.message_documents import request_document
-from replset.member.peers.oplog_fetch import fetch_now, has_news, oplog_probe
+from replset.member.peers.oplog_fetch import Look, OplogFetches, fetch_now, has_news, oplog_probe
 from replset.oplog_entry import OplogEntry
 from replset.oplog_row import DamagedEntryError, OplogRow, chain_after
 from replset.query.diff import apply_update_bytes
@@ -597,19 +597,19 @@ def test_an_unknown_place_is_answered_at_once(source: Member) -> None:
         reply = fetch_now(source, request(after))
         assert not reply.matched
         assert reply.entries == []
-        assert has_news(source.store, source.node, request(after))
+        assert has_news(Look(source).state, request(after))
     assert fetch_now(source, request(newest)).matched
-    assert not has_news(source.store, source.node, request(newest))
+    assert not has_news(Look(source).state, request(newest))
 
 
 def test_a_changed_rollback_id_or_term_is_news(source: Member) -> None:
     newest, rollback_id = source.store.last_applied, source.store.rollback_id
     asked = request(newest)
     known = FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id)
-    assert not has_news(source.store, source.node, known)
-    assert has_news(source.store, source.node, FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id - 1))
+    assert not has_news(Look(source).state, known)
+    assert has_news(Look(source).state, FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id - 1))
     source.node.term = 2
-    assert has_news(source.store, source.node, asked)
+    assert has_news(Look(source).state, asked)
 
 
 def test_the_commit_point_told_is_never_beyond_the_log(source: Member) -> None:
@@ -638,6 +638,86 @@ async def test_a_poll_ends_when_the_member_stops_serving(source: Member, is_note
         source.moved()
     with pytest.raises(NotPrimaryOrSecondaryError):
         await poll
+
+
+def becomes_primary(source: Member) -> None:
+    source.node.state = MemberState.PRIMARY
+
+
+def rolls_back(source: Member) -> None:
+    """Nothing of it, but that it did is to be known."""
+    source.store.rollback_id += 1
+
+
+def is_in_a_newer_term(source: Member) -> None:
+    source.node.term += 1
+
+
+def commits(source: Member) -> None:
+    source.node.commit_point = source.store.last_applied
+
+
+def writes(source: Member) -> None:
+    source.insert(NS, {"_id": "new"}, {"_id": "and another"})
+
+
+@pytest.mark.parametrize(
+    ("change", "ahead", "after_s"),
+    [
+        (writes, 0, 0),
+        (rolls_back, 0, 0),
+        (is_in_a_newer_term, 0, 0),
+        (commits, 0, 60 - 2),
+        (lambda source: None, 0, 90 - 2),
+        (lambda source: None, 1, 120 - 2),
+        (writes, 1, 0),
+        (becomes_primary, 1, 0),
+    ],
+    ids=["entry", "rollback", "term", "commit-point", "deadline", "not-there", "comes", "primary"],
+)
+async def test_a_poll_that_was_looked_at_ends_for_each_reason(
+    source: Member, change: Callable[[Member], None], ahead: int, after_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ahead: it asks for what is behind an entry that this secondary does not have yet."""
+    monkeypatch.setattr(oplog_fetch_module, "COMMIT_POINT_DELAY_MS", 60_000)
+    monkeypatch.setattr(oplog_fetch_module, "BEHIND_MS", 120_000)
+    monkeypatch.setattr(oplog_fetch_module, "MAX_AWAIT_MS", 90_000)
+    source.node.state = MemberState.SECONDARY
+    newest, loop = source.store.last_applied, asyncio.get_running_loop()
+    asked = request(OpTime(newest.term, newest.ts + ahead), 90_000)
+    asked = replace(asked, known_rollback_id=source.store.rollback_id)
+    poll = loop.create_task(source.fetch(RawDocument(encode(asked.document()))))
+    for _ in range(2):
+        source.moved()
+        await asyncio.sleep(1)
+    assert not poll.done()
+    began = loop.time()
+    change(source)
+    source.moved()
+    await poll
+    assert loop.time() - began == pytest.approx(after_s, abs=0.01)
+
+
+async def test_a_poll_is_not_looked_at_again_before_something_changes_for_it(
+    source: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oplog_fetch_module, "COMMIT_POINT_DELAY_MS", 20_000)
+    looks: list[object] = []
+    due_of = OplogFetches._due_of
+    monkeypatch.setattr(OplogFetches, "_due_of", lambda *given: looks.append(given[1]) or due_of(*given))
+    source.insert(NS, *numbered(range(100, 104)))
+    newest = source.store.last_applied
+    asked = request(newest, 25_000), request(newest, 25_000, known_commit_point=newest), request(newest, 9_000)
+    polls = [asyncio.get_running_loop().create_task(source.fetch(RawDocument(encode(a.document())))) for a in asked]
+    for point in [OPTIME_NULL, *(OplogEntry(raw).optime for raw in source.oplog()[-4:])]:
+        source.node.commit_point = point
+        source.moved()
+        await asyncio.sleep(1)
+    assert len(looks) == 3 + 2, "when it comes, and when the commit point gets beyond the known one, where it does"
+    await asyncio.wait(polls[2:])
+    assert len(looks) == 3 + 2 + 1, "the timer looks at what is due"
+    await asyncio.wait(polls)
+    assert len(looks) == 3 + 2 + 1 + 2
 
 
 async def test_a_drain_does_not_touch_the_session_that_follows_it(source: Member, mine: Member) -> None:
