@@ -392,11 +392,10 @@ class HttpConnection(HttpToolsProtocol):
     def _go_on_later(self) -> None:
         if not self._waits_for_turn:
             self._waits_for_turn = True
-            self._start_task(self._go_on())
+            self.turns.call(0, self._go_on)
 
-    async def _go_on(self) -> None:
+    def _go_on(self) -> None:
         """Take or parse what waits, in its turn."""
-        await self.turns.take()
         self._waits_for_turn = False
         if not self._ahead or self._is_busy:
             return

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 COMMANDS: Final = 256
@@ -27,6 +28,7 @@ class Turns:
         self._now = now
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._woken = 0  # connections that come first in this turn
+        self._back = 0  # and those of them that found it used up
         self._is_counting = False
         self._commands = self._bytes = self._until = 0
 
@@ -50,14 +52,35 @@ class Turns:
         else:
             await self.wait(size)
 
+    def call(self, size: int, go_on: Callable[[], None], *, is_back: bool = False) -> None:
+        """Call `go_on` in a turn with room, as `wait` without a task. is_back: it was called in one that is used up."""
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        woken.add_done_callback(partial(self._on_woken, size, go_on))
+        self._add(woken, is_back=is_back)
+
+    def _on_woken(self, size: int, go_on: Callable[[], None], _: asyncio.Future[None]) -> None:
+        self._woken -= 1
+        if self._is_used_up():
+            self.call(size, go_on, is_back=True)
+        else:
+            self.count(size)
+            go_on()
+
+    def _add(self, woken: asyncio.Future[None], *, is_back: bool) -> None:
+        if is_back:
+            self._waiting.insert(self._back, woken)
+            self._back += 1
+        else:
+            self._waiting.append(woken)
+        if not self._is_counting:
+            self._begin()
+
     async def wait(self, size: int) -> None:
         """Wait for a turn with room behind those that wait already, and count one command of `size` bytes in it."""
         loop, is_back = asyncio.get_running_loop(), False
         while True:
             woken: asyncio.Future[None] = loop.create_future()
-            (self._waiting.appendleft if is_back else self._waiting.append)(woken)
-            if not self._is_counting:
-                self._begin()
+            self._add(woken, is_back=is_back)
             try:
                 await woken
             finally:
@@ -74,7 +97,7 @@ class Turns:
     def _begin(self) -> None:
         """Count anew, and wake who comes first."""
         self._is_counting = True
-        self._commands = self._bytes = 0
+        self._commands = self._bytes = self._back = 0
         while self._waiting and self._woken < COMMANDS:
             woken = self._waiting.popleft()
             if not woken.done():

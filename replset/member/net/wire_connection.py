@@ -57,7 +57,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._reader = FrameReader(self._admit)
         self._buffer = server.small_buffer  # where the last bytes went
         self._next: WireMessage | None = None  # the one that waits behind the command that runs
-        self._next_data = b""  # of `_next`, if it came alone and in one piece
+        self._held = b""  # a message of a known shape that came when the turn was full, as it came
         self._arrived: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -107,6 +107,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._server.send_all()
         self._server.connections.pop(self, None)
         self._server.slots.release(self)
+        self._held = b""
         if self._transport is not None:
             self._transport.abort()
         self._release(self._admitted_bytes)
@@ -155,7 +156,7 @@ class WireConnection(asyncio.BufferedProtocol):
     @property
     def _is_at_work(self) -> bool:
         is_running = self._current is not None or self._next is not None or self._open is not None
-        return is_running or not self._writable.is_set()
+        return is_running or bool(self._held) or not self._writable.is_set()
 
     def close_idle(self) -> None:
         self.end()
@@ -177,19 +178,24 @@ class WireConnection(asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         self._received_at = self._loop.time()
         self._server.traffic.bytes_in += len(data)
-        was_idle = self._next is None
+        was_idle = self._next is None and not self._held
         may_be_shaped = was_idle and not self._reader.pending and bool(self._writes.shapes or self._finds.shapes)
-        if may_be_shaped and self._is_free() and self._take_shaped(data):
-            self._server.turns.count(len(data))
-            return
+        if may_be_shaped and not self._is_busy and self._may_run_outside():
+            turns = self._server.turns
+            if not turns.has_room():
+                if self._has_shape(data):
+                    self._held = data
+                    turns.call(len(data), self._take_held)
+                    return
+            elif self._take_shaped(data):
+                turns.count(len(data))
+                return
         if was_idle and self._repeated is not None and self._repeat(self._repeated, data):
             return
         if not self._read_next(data) or self._next is None:
             return
         if was_idle and self._run_at_once(self._next, data):
             return
-        if may_be_shaped and len(data) == self._next.size:
-            self._next_data = data
         self._wake()
 
     def _wake(self) -> None:
@@ -200,7 +206,8 @@ class WireConnection(asyncio.BufferedProtocol):
     def _read_next(self, data: bytes) -> bool:
         """Add the bytes, and find the next message unless one waits. False: the connection is closed."""
         try:
-            for message in self._reader.feed(data, int(self._next is None and self._open is None)):
+            is_idle = self._next is None and self._open is None and not self._held
+            for message in self._reader.feed(data, int(is_idle)):
                 self._next = message
         except RemoteProtocolError as error:
             self._end_for(error)
@@ -277,6 +284,21 @@ class WireConnection(asyncio.BufferedProtocol):
         """Whether a client's command may run outside of the task, apart from what is under way and from the turn."""
         server = self._server
         return self._context.member is None and not server.admission.is_full and not server.slots.is_reserved(self)
+
+    def _has_shape(self, data: bytes) -> bool:
+        """Whether `data` is one message of a shape that is known."""
+        known = (*self._writes.shapes, *self._finds.shapes)
+        return any(shape.document_in(data) is not None for shape in known)
+
+    def _take_held(self) -> None:
+        """Take the message that waited for a turn with room, by its shape if it still may; else the task runs it."""
+        data, self._held = self._held, b""
+        if not data:  # the connection is closed
+            return
+        if self._is_busy or not self._may_run_outside() or not self._take_shaped(data):
+            (self._next,) = FrameReader().feed(data)
+        if self._open is None:
+            self._go_on()
 
     def _take_shaped(self, data: bytes) -> bool:
         """Put the write into the next group, or answer the find, if `data` is one message of a shape that is known.
@@ -382,14 +404,9 @@ class WireConnection(asyncio.BufferedProtocol):
                     run_in_turn = 0
                     await turns.wait(message.size)
                 run_in_turn += 1
-                data, self._next_data = self._next_data, b""
-                # One that came in a turn that was full is taken by its shape in this one.
-                is_taken = bool(data) and self._may_run_outside() and self._take_shaped(data)
-                self._current, self._next = None if is_taken else message, None
+                self._current, self._next = message, None
                 if (self._reader.has_more or not self._reading) and not self._read_next(b""):
                     return
-                if is_taken:
-                    continue
                 await self._answer(message)
                 self._current = None
                 if message.admitted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from replset.bson import encode
 from replset.ids import HostPort
 from replset.member.net.connections import ConnectionSlots
 from tests.rig import Rig, a_set
-from tests.unit.features.test_prepared import Prepared, without_times
+from tests.unit.features.test_prepared import Prepared, called, without_times
 
 HOST = "host: a:80"
 JSON = "content-type: application/json"
@@ -276,14 +277,14 @@ def test_what_comes_in_a_turn_that_is_full_is_taken_by_its_head_in_a_later_one(
         prepared, http, turns = Prepared(rig), Http(rig), rig.member().turns
         http.receive(post(doc({"_id": 1})))
         http.answers(1)
-        turn: asyncio.Future[None] = rig.cluster.loop.create_future()
+        waiting: list[Callable[[], None]] = []
         monkeypatch.setattr(turns, "has_room", lambda: False)
-        monkeypatch.setattr(turns, "wait", lambda _size: turn)
+        monkeypatch.setattr(turns, "call", lambda _size, go_on: waiting.append(go_on))
         http.receive(post(doc({"_id": 2})))
         rig.wait(0.1)
         assert prepared.count == 0
         monkeypatch.undo()
-        turn.set_result(None)
+        rig.do(called(waiting))
         assert [status for status, _, _ in http.answers(2)] == [201, 201]
         assert prepared.count == 1
         http.receive(post(doc({"_id": 2})), post(doc({"_id": 3})))

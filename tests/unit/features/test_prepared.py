@@ -722,23 +722,67 @@ def test_a_session_of_a_user_is_that_users_where_nobody_has_to_log_in(rig: Rig) 
     assert rig.client().ok({"find": "c"})["cursor"]["firstBatch"] == [{"_id": 1, "n": 3}]
 
 
+async def called(waiting: list[Callable[[], None]]) -> None:
+    """Give the only one that waits its turn."""
+    (go_on,) = waiting
+    go_on()
+
+
 @pytest.mark.parametrize(("command", "documents"), [(insert({"_id": 1}), 3), (find("known"), 2)])
 def test_what_comes_in_a_turn_that_is_full_is_taken_by_its_shape_in_a_later_one(
     rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch, command: dict[str, object], documents: int
 ) -> None:
     wire.send(find("known"))
     prepared, turns, before = Prepared(rig), rig.member().turns, len(wire.replies)
-    turn: asyncio.Future[None] = rig.cluster.loop.create_future()
+    waiting: list[Callable[[], None]] = []
     monkeypatch.setattr(turns, "has_room", lambda: False)
-    monkeypatch.setattr(turns, "wait", lambda _size: turn)
+    monkeypatch.setattr(turns, "call", lambda _size, go_on: waiting.append(go_on))
     wire.arrive(command, {"count": "c"})
     rig.wait(0.1)
     assert prepared.count == 0
+    assert wire.connection.is_serving
     monkeypatch.undo()
-    turn.set_result(None)
+    rig.do(called(waiting))
     rig.until(lambda: len(wire.replies) == before + 2)
     assert prepared.count == 1
     assert wire.replies[-1]["n"] == documents
+
+
+def test_a_client_that_leaves_while_its_write_waits_for_a_turn(
+    rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire.send(find("known"))
+    prepared, waiting = Prepared(rig), list[Callable[[], None]]()
+    monkeypatch.setattr(rig.member().turns, "has_room", lambda: False)
+    monkeypatch.setattr(rig.member().turns, "call", lambda _size, go_on: waiting.append(go_on))
+    wire.arrive(insert({"_id": 1}))
+    rig.wait(0.1)
+
+    async def leave() -> None:
+        wire.connection.connection_lost(None)
+
+    rig.do(leave())
+    monkeypatch.undo()
+    rig.do(called(waiting))
+    rig.wait(0.1)
+    assert prepared.count == 0
+    assert ids(rig.client()) == []
+
+
+def test_what_waits_for_a_turn_is_refused_where_its_shape_counts_no_more(
+    rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire.send(find("known"))
+    before, waiting = len(wire.replies), list[Callable[[], None]]()
+    monkeypatch.setattr(rig.member().turns, "has_room", lambda: False)
+    monkeypatch.setattr(rig.member().turns, "call", lambda _size, go_on: waiting.append(go_on))
+    wire.arrive(insert({"_id": 1}), {"count": "c"})
+    rig.wait(0.1)
+    monkeypatch.undo()
+    monkeypatch.setattr(rig.member().users, "required", True)
+    rig.do(called(waiting))
+    rig.until(lambda: len(wire.replies) == before + 2)
+    assert [reply["code"] for reply in wire.replies[before:]] == [13, 13]
 
 
 def test_a_wait_that_ends_twice_is_answered_once(rig: Rig, wire: Wire) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
@@ -37,6 +38,17 @@ class World:
             self.ran.append(name)
             self.now_ms += cost_ms
 
+    def caller(self, name: str, commands: int, size: int = 50, cost_ms: int = 0) -> None:
+        """As `client`, without a task: it waits before each command."""
+
+        def go_on() -> None:
+            self.ran.append(name)
+            self.now_ms += cost_ms
+            if commands > 1:
+                self.caller(name, commands - 1, size, cost_ms)
+
+        self.turns.call(size, go_on)
+
     async def most_in_a_turn(self, *clients: Coroutine[Any, Any, None]) -> int:
         all_of_them = asyncio.gather(*clients)
         most = before = 0
@@ -63,6 +75,18 @@ async def test_a_turn_is_bounded_over_all_clients(size: int, cost_ms: int, expec
     assert len(world.ran) == 2000
 
 
+@pytest.mark.parametrize(("cost_ms", "expected"), [(0, COMMANDS), (2, TIME_MS // 2), (5 * TIME_MS, 1)])
+async def test_a_turn_is_bounded_over_those_that_wait_and_those_that_are_called(cost_ms: int, expected: int) -> None:
+    world = World()
+    for number in range(200):
+        world.caller(f"called {number}", 5, cost_ms=cost_ms)
+    clients = [world.client(str(number), 5, cost_ms=cost_ms) for number in range(200)]
+    assert await world.most_in_a_turn(*clients) == expected
+    while len(world.ran) < 2000:  # noqa: ASYNC110 - a count, no event
+        await asyncio.sleep(0)
+    assert sorted(Counter(world.ran).values()) == [5] * 400
+
+
 async def test_who_comes_later_waits_for_one_command_of_each_before() -> None:
     world = World()
     greedy = asyncio.gather(*(world.client(str(number), 1000) for number in range(50)))
@@ -73,10 +97,22 @@ async def test_who_comes_later_waits_for_one_command_of_each_before() -> None:
     greedy.cancel()
 
 
-async def test_who_waits_goes_on_in_the_order_in_which_they_came() -> None:
+@pytest.mark.parametrize("cost_ms", [0, 1, 3])
+async def test_who_waits_goes_on_in_the_order_in_which_they_came(cost_ms: int) -> None:
     world = World()
     names = [str(number) for number in range(3 * COMMANDS)]
-    await asyncio.gather(*(world.client(name, 1) for name in names))
+    await asyncio.gather(*(world.client(name, 1, cost_ms=cost_ms) for name in names))
+    assert world.ran == names
+
+
+@pytest.mark.parametrize("cost_ms", [0, 1, 3])
+async def test_who_is_called_goes_on_in_the_order_in_which_they_came(cost_ms: int) -> None:
+    world = World()
+    names = [str(number) for number in range(3 * COMMANDS)]
+    for name in names:
+        world.caller(name, 1, cost_ms=cost_ms)
+    while len(world.ran) < len(names):  # noqa: ASYNC110 - a count, no event
+        await asyncio.sleep(0)
     assert world.ran == names
 
 
