@@ -17,7 +17,7 @@ from replset.member.member import RunningMember
 
 NDJSON = "application/x-ndjson"
 BATCH_BYTES = 64 << 10
-"""Of documents at once. They become lines on the event loop: many threads at it would keep the loop from running."""
+"""Of documents at once. They become lines on the event loop, in the turn in which they are read."""
 
 
 def wants_lines(request: HttpRequest) -> bool:
@@ -63,7 +63,7 @@ async def send_lines(
         head += [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         while batch is not None and not disconnected.done():
-            async with member.one_export:  # each turn of the loop makes lines for one client only
+            async with member.one_export:  # many threads that make lines would keep the event loop from running
                 body = await encoded(member, batch, partial(lines_of, batch))
             await send({"type": "http.response.body", "body": body, "more_body": True})
             del body

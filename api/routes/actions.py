@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from functools import partial
 from typing import Any, TypeAlias
 
 from api.action_table import ACTIONS
@@ -82,13 +81,13 @@ class ActionRoutes:
             if is_stream:
                 request.memory.reserve(2 * BATCH_BYTES)  # a batch and its lines
             batch_bytes = BATCH_BYTES if is_stream else MAX_BSON_SIZE
-            run = partial(
-                run_command,
-                self._member,
-                database=command.database,
-                sender=request.sender,
-                batch_bytes=batch_bytes,
-            )
+            member, database, sender = self._member, command.database, request.sender
+
+            async def run(body: dict[str, Any]) -> Reply:
+                if is_stream:  # of hundreds of exports only some make a batch in one turn of the loop
+                    await member.slices.take(BATCH_BYTES)
+                return await run_command(member, body, database=database, sender=sender, batch_bytes=batch_bytes)
+
             reply = check_reply(await run(command.body))
             if is_stream:
                 advised = advised_elsewhere(self._member, preference)

@@ -16,6 +16,7 @@ from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode
 from replset.ejson import from_ejson
 from replset.operations.replies import finish
 from replset.operations.session_request import KEYED, parse_session
+from replset.operations.turns import BYTES
 from tests.rig import a_set
 from tests.unit.api.kit import NEWEST, Api, plain, refused
 
@@ -330,8 +331,26 @@ def test_lines_are_read_in_small_batches_for_which_memory_is_reserved(api: Api) 
     assert api.requests[-1].batch_bytes > BATCH_BYTES, "an answer in one piece"
 
 
-def test_lines_are_made_for_one_client_at_a_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of exports at once would make lines for seconds in one turn of the loop."""
+def test_exports_share_each_turn_of_the_loop(api: Api) -> None:
+    """Hundreds of exports that all went on in each turn would take a quarter of a second of it."""
+    api.insert(*({"_id": number, "pad": "x" * BATCH_BYTES} for number in range(4)))
+
+    async def most_in_a_turn() -> int:
+        fields = {"database": "shop", "collection": "orders"}
+        asked = (api.ask("POST", "/v1/action/find", json=fields, headers=LINES) for _ in range(100))
+        exports = asyncio.gather(*asked)
+        most = before = 0
+        while not exports.done():
+            await asyncio.sleep(0)
+            most, before = max(most, len(api.requests) - before), len(api.requests)
+        assert {answer.text.count("\n") for answer in exports.result()} == {4}
+        return most
+
+    assert api.rig.do(most_in_a_turn()) <= BYTES // BATCH_BYTES
+
+
+def test_one_thread_makes_lines_of_large_documents(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many threads at it would keep the loop from running."""
     locked: list[bool] = []
     encoded = lines.encoded
 
