@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from replset.bson import RawDocument
 from replset.core.effects import Send
@@ -37,7 +37,7 @@ class Positions:
         self._node = node
         self._clock = clock
         self._fetcher = fetcher
-        self._awaited_at: dict[What, int] = {}
+        self._awaited_until: dict[What, int] = dict.fromkeys(get_args(What), 0)
         self._fetch_documents = FetchDocuments()
         self._reporter = ProgressReporter(
             clock=clock,
@@ -52,20 +52,20 @@ class Positions:
     @property
     def awaited(self) -> Awaited:
         """Which positions of other members a client waits for here, or waited for a moment ago."""
-        config = self._node.config
-        if self.is_awaited("applied") or (config and not config.write_concern_majority_journal_default):
+        config, now, until = self._node.config, self._clock.now(), self._awaited_until
+        if now < until["applied"] or (config and not config.write_concern_majority_journal_default):
             return "applied"
-        if self.is_awaited("durable"):
+        if now < until["durable"]:
             return "durable"
         return "" if self._node.writable else self._fetcher.awaited
 
     def is_awaited(self, what: What) -> bool:
-        at = self._awaited_at.get(what)
-        return at is not None and self._clock.now() - at < AWAITED_MS
+        until = self._awaited_until[what]
+        return until > 0 and self._clock.now() < until
 
     def on_awaited(self, what: What) -> None:
         """See `Kernel`."""
-        self._awaited_at[what] = self._clock.now()
+        self._awaited_until[what] = self._clock.now() + AWAITED_MS
         if what == "commit point":
             self._reporter.notify()
 

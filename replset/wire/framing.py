@@ -322,7 +322,7 @@ def _parse_query(buffer: bytes, start: int, end: int, request_id: int, response_
 
 def message_ids(first: int = 1) -> Iterator[int]:
     """Count messages as their header can: after 2^31 - 1 comes 0. A connection of members lasts longer than that."""
-    return (number & _MOST_ID for number in count(first))
+    return map(_MOST_ID.__and__, count(first))
 
 
 def encode_msg(request_id: int, response_to: int, document: bytes, *, flags: int = 0) -> bytes:

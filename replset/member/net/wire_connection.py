@@ -132,7 +132,7 @@ class WireConnection(asyncio.BufferedProtocol):
 
     @property
     def is_member(self) -> bool:
-        return self._context.is_member
+        return self._context.member is not None
 
     @property
     def _is_stranger(self) -> bool:

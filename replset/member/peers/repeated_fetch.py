@@ -112,10 +112,11 @@ def _with_numbers(
     """
     after, after_term, chain, known, known_term, durable, durable_term, durable_ms, *last = numbers
     applied, applied_term, applied_ms = last
-    position = Position(
-        optime_of_bits(applied, applied_term), optime_of_bits(durable, durable_term), applied_ms, durable_ms
+    new, row = tuple.__new__, progress.progress[0]  # as the classes do, in half as many calls
+    position = new(
+        Position,
+        (optime_of_bits(applied, applied_term), optime_of_bits(durable, durable_term), applied_ms, durable_ms),
     )
-    row = progress.progress[0]
     return (
         FetchRequest(
             optime_of_bits(after, after_term),
@@ -129,12 +130,8 @@ def _with_numbers(
             None,
             request.set_id,
         ),
-        ProgressRequest(
-            progress.sender_id,
-            progress.term,
-            progress.config_version,
-            progress.config_term,
-            (MemberProgress(row.member_id, row.incarnation, position),),
-            progress.set_id,
+        new(
+            ProgressRequest,
+            (*progress[:4], (new(MemberProgress, (row.member_id, row.incarnation, position)),), progress.set_id),
         ),
     )
