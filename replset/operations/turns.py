@@ -11,13 +11,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 COMMANDS: Final = 256
 BYTES: Final = 1 << 20
 TIME_MS: Final = 10
 """Of all clients together in one turn. The command that passes a limit is the last one of its turn."""
+
+
+class _Call(NamedTuple):
+    """What is called in its turn, a command of `size` bytes."""
+
+    size: int
+    go_on: Callable[[], None]
 
 
 class Turns:
@@ -26,7 +32,7 @@ class Turns:
     def __init__(self, now: Callable[[], int]) -> None:
         """now: reads a clock that never jumps, in milliseconds."""
         self._now = now
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Future[None] | _Call] = deque()
         self._woken = 0  # connections that come first in this turn
         self._back = 0  # and those of them that found it used up
         self._is_counting = False
@@ -52,26 +58,16 @@ class Turns:
         else:
             await self.wait(size)
 
-    def call(self, size: int, go_on: Callable[[], None], *, is_back: bool = False) -> None:
-        """Call `go_on` in a turn with room, as `wait` without a task. is_back: it was called in one that is used up."""
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        woken.add_done_callback(partial(self._on_woken, size, go_on))
-        self._add(woken, is_back=is_back)
+    def call(self, size: int, go_on: Callable[[], None]) -> None:
+        """Call `go_on` in a turn with room, as `wait` without a task."""
+        self._add(_Call(size, go_on))
 
-    def _on_woken(self, size: int, go_on: Callable[[], None], _: asyncio.Future[None]) -> None:
-        self._woken -= 1
-        if self._is_used_up():
-            self.call(size, go_on, is_back=True)
-        else:
-            self.count(size)
-            go_on()
-
-    def _add(self, woken: asyncio.Future[None], *, is_back: bool) -> None:
+    def _add(self, waiter: asyncio.Future[None] | _Call, *, is_back: bool = False) -> None:
         if is_back:
-            self._waiting.insert(self._back, woken)
+            self._waiting.insert(self._back, waiter)
             self._back += 1
         else:
-            self._waiting.append(woken)
+            self._waiting.append(waiter)
         if not self._is_counting:
             self._begin()
 
@@ -95,17 +91,28 @@ class Turns:
         return is_many or (self._commands > 0 and self._now() >= self._until)
 
     def _begin(self) -> None:
-        """Count anew, and wake who comes first."""
+        """Count anew, and let those that wait come first."""
         self._is_counting = True
         self._commands = self._bytes = self._back = 0
-        while self._waiting and self._woken < COMMANDS:
-            woken = self._waiting.popleft()
+        loop = asyncio.get_running_loop()
+        if self._waiting:
+            loop.call_soon(self._give)
+        loop.call_soon(self._end)
+
+    def _give(self) -> None:
+        """Call and wake those that wait, in their order. Who is woken runs in the next turn, and then those behind."""
+        waiting = self._waiting
+        while waiting and isinstance(first := waiting[0], _Call) and not self._is_used_up():
+            waiting.popleft()
+            self.count(first.size)
+            first.go_on()
+        while waiting and self._woken < COMMANDS and not isinstance(woken := waiting[0], _Call):
+            waiting.popleft()
             if not woken.done():
                 woken.set_result(None)
                 self._woken += 1
-        asyncio.get_running_loop().call_soon(self._end)
 
     def _end(self) -> None:
         self._is_counting = False
-        if self._waiting:
+        if self._waiting or self._woken:
             self._begin()

@@ -287,8 +287,8 @@ class WireConnection(asyncio.BufferedProtocol):
 
     def _has_shape(self, data: bytes) -> bool:
         """Whether `data` is one message of a shape that is known."""
-        known = (*self._writes.shapes, *self._finds.shapes)
-        return any(shape.document_in(data) is not None for shape in known)
+        known = [*self._writes.shapes, *self._finds.shapes]
+        return any([shape.document_in(data) is not None for shape in known])
 
     def _take_held(self) -> None:
         """Take the message that waited for a turn with room, by its shape if it still may; else the task runs it."""
