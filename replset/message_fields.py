@@ -18,15 +18,14 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, T
 from replset.bson import DateTime, Layout, ObjectId, RawDocument, array_of, documents_of, encode
 from replset.bson import layout as slots
 from replset.errors import RemoteProtocolError, ReplError
-from replset.ids import INCREMENT_BITS, OpTime
-from replset.optime import OPTIME_LAYOUT, parse_optime
+from replset.ids import OpTime
+from replset.optime import OPTIME_LAYOUT, SECONDS_MASK, parse_optime
 
 T = TypeVar("T")
 Reader: TypeAlias = Callable[[RawDocument, str], Any]
 """Returns the value of the field with this name. RemoteProtocolError: it is missing, or of another type."""
 ScanValue: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 """Returns the value that begins there, and where it ends. ValueError, IndexError: other bytes are there."""
-_SECONDS: Final = -1 << INCREMENT_BITS
 _NEVER: Final = object()
 _int32: Final = Struct("<i").pack
 _new: Final[Any] = tuple.__new__
@@ -132,7 +131,7 @@ class Message(Generic[T]):
             items = template[:]
             items[1::2] = values[part]
             for at in timestamps:
-                items[at] += items[at] & _SECONDS  # as `timestamp_bits`
+                items[at] += items[at] & SECONDS_MASK  # as `timestamp_bits`
             for at, convert in to_slot:
                 items[at] = convert(items[at])
             parts.append(pack(*items))

@@ -9,23 +9,27 @@ from replset.ids import INCREMENT_BITS, OpTime, pack_ts
 
 OPTIME_LAYOUT = {"ts": TIMESTAMP, "t": INT64}
 """An optime in a `Layout`. Its values: `timestamp_bits` of its ts, and the term."""
-_INCREMENT_MASK = (1 << INCREMENT_BITS) - 1
+INCREMENT_MASK = (1 << INCREMENT_BITS) - 1
+SECONDS_MASK = ~INCREMENT_MASK
+"""`ts + (ts & SECONDS_MASK)` is `timestamp_bits`, without a call."""
+BAD_BIT = 1 << INCREMENT_BITS
+"""Of a BSON timestamp's 64 bits: no increment has it."""
 
 
 def timestamp(ts: int) -> Timestamp:
     """Return the BSON timestamp of a packed `ts`; `ids.pack_ts` is the other direction."""
-    return Timestamp(ts >> INCREMENT_BITS, ts & _INCREMENT_MASK)
+    return Timestamp(ts >> INCREMENT_BITS, ts & INCREMENT_MASK)
 
 
 def timestamp_bits(ts: int) -> int:
     """Return a packed `ts` as the 64 bits of a BSON timestamp."""
-    return ts >> INCREMENT_BITS << 32 | ts & _INCREMENT_MASK
+    return ts >> INCREMENT_BITS << 32 | ts & INCREMENT_MASK
 
 
 def optime_of_bits(bits: int, term: int) -> OpTime:
     """Return the optime of a BSON timestamp's 64 bits. RemoteProtocolError as in `parse_optime`."""
     increment = bits & 0xFFFFFFFF
-    if term < 0 or increment > _INCREMENT_MASK:
+    if term < 0 or increment > INCREMENT_MASK:
         raise RemoteProtocolError(f"an optime out of range: {bits >> 32}:{increment}, term {term}")
     return tuple.__new__(OpTime, (term, bits >> 32 << INCREMENT_BITS | increment))  # some ten for each write
 

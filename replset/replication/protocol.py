@@ -18,7 +18,7 @@ from replset.bson.layout import TIMESTAMP
 from replset.ids import INCREMENT_BITS, OPTIME_NULL, OpTime
 from replset.message_fields import Declared, Field, Lack, Message
 from replset.oplog_entry import optime_of
-from replset.optime import optime_document, parse_optime
+from replset.optime import BAD_BIT, INCREMENT_MASK, SECONDS_MASK, optime_document, parse_optime
 
 Awaited: TypeAlias = Literal["", "applied", "durable"]
 """Which positions of other members somebody waits for."""
@@ -118,12 +118,12 @@ class FetchReply(Declared):
     def reply(self, operation_ts: int) -> bytes:
         """Return the message with the times that every reply ends with. operation_ts: packed. The page matches."""
         prev, newest, oldest, point = self.prev, self.newest, self.oldest, self.commit_point
-        time = operation_ts + (operation_ts & _SECONDS)  # here and below as `timestamp_bits`
+        time = operation_ts + (operation_ts & SECONDS_MASK)  # here and below as `timestamp_bits`
         batch, layout = array_of(self.entries), _TAILS[self.awaited]
-        place = prev.ts + (prev.ts & _SECONDS), prev.term, self.prev_chain
+        place = prev.ts + (prev.ts & SECONDS_MASK), prev.term, self.prev_chain
         numbers = self.end_chain, self.rollback_id, self.term, self.state, self.is_primary
-        log = newest.ts + (newest.ts & _SECONDS), newest.term, oldest.ts + (oldest.ts & _SECONDS), oldest.term
-        committed = point.ts + (point.ts & _SECONDS), point.term, self.commit_term
+        log = newest.ts + (newest.ts & SECONDS_MASK), newest.term, oldest.ts + (oldest.ts & SECONDS_MASK), oldest.term
+        committed = point.ts + (point.ts & SECONDS_MASK), point.term, self.commit_term
         tail = layout.pack(*place, *numbers, *log, *committed, time, time)
         size = _BATCH_AT + len(batch) + layout.size + 1
         return b"".join((size.to_bytes(4, "little"), _HEAD, batch, tail, b"\0"))
@@ -172,10 +172,6 @@ _TAILS: Final[dict[Awaited, Layout]] = {
     for awaited in ("durable", "applied", "")
 }
 _EACH_TAIL: Final = (*_TAILS.items(),)
-_SECONDS: Final = -1 << INCREMENT_BITS
-_INCREMENT: Final = ~_SECONDS
-_BAD_BIT: Final = 1 << INCREMENT_BITS
-"""Of the 64 bits of a timestamp: no increment has it."""
 
 
 def _scan_reply(raw: bytes) -> FetchReply | None:
@@ -188,13 +184,13 @@ def _scan_reply(raw: bytes) -> FetchReply | None:
         if found is None:
             continue
         prev, t, chain, end_chain, rbid, term, state, is_primary, newest, t2, oldest, t3, point, t4, point_t, *_ = found
-        if (prev | newest | oldest | point) & _BAD_BIT or (t | t2 | t3 | t4) < 0 or is_primary > 1:
+        if (prev | newest | oldest | point) & BAD_BIT or (t | t2 | t3 | t4) < 0 or is_primary > 1:
             return None
         new = tuple.__new__
-        place = new(OpTime, (t, prev >> 32 << INCREMENT_BITS | prev & _INCREMENT)), chain
-        last = new(OpTime, (t2, newest >> 32 << INCREMENT_BITS | newest & _INCREMENT))
-        first = new(OpTime, (t3, oldest >> 32 << INCREMENT_BITS | oldest & _INCREMENT))
-        committed = new(OpTime, (t4, point >> 32 << INCREMENT_BITS | point & _INCREMENT)), point_t
+        place = new(OpTime, (t, prev >> 32 << INCREMENT_BITS | prev & INCREMENT_MASK)), chain
+        last = new(OpTime, (t2, newest >> 32 << INCREMENT_BITS | newest & INCREMENT_MASK))
+        first = new(OpTime, (t3, oldest >> 32 << INCREMENT_BITS | oldest & INCREMENT_MASK))
+        committed = new(OpTime, (t4, point >> 32 << INCREMENT_BITS | point & INCREMENT_MASK)), point_t
         numbers = end_chain, rbid, term, state, is_primary == 1
         entries = documents_of(raw[_BATCH_AT:end])
         made: FetchReply = FetchReply.message.make((True, entries, *place, *numbers, last, first, *committed, awaited))

@@ -12,9 +12,11 @@ from typing import Final
 
 from replset.bson import Form, RawDocument
 from replset.core.messages import MemberProgress, Position, ProgressRequest
+from replset.errors import RemoteProtocolError
+from replset.ids import INCREMENT_BITS, OpTime
 from replset.member.peers.message_documents import progress_document
 from replset.operations.waiters import Completion
-from replset.optime import optime_of_bits, timestamp_bits
+from replset.optime import BAD_BIT, INCREMENT_MASK, SECONDS_MASK
 from replset.replication.protocol import FetchRequest
 from replset.wire.framing import encode_request
 
@@ -62,15 +64,15 @@ class FetchDocuments:
         applied, durable, applied_ms, durable_ms = row.position
         return RawDocument.of_own(
             before[1].pack(
-                timestamp_bits(after.ts),
+                after.ts + (after.ts & SECONDS_MASK),
                 after.term,
                 request.chain,
-                timestamp_bits(known.ts),
+                known.ts + (known.ts & SECONDS_MASK),
                 known.term,
-                timestamp_bits(durable.ts),
+                durable.ts + (durable.ts & SECONDS_MASK),
                 durable.term,
                 durable_ms,
-                timestamp_bits(applied.ts),
+                applied.ts + (applied.ts & SECONDS_MASK),
                 applied.term,
                 applied_ms,
             )
@@ -112,19 +114,20 @@ def _with_numbers(
     """
     after, after_term, chain, known, known_term, durable, durable_term, durable_ms, *last = numbers
     applied, applied_term, applied_ms = last
+    if (after | known | durable | applied) & BAD_BIT or (after_term | known_term | durable_term | applied_term) < 0:
+        raise RemoteProtocolError("a fetch with an optime out of range")
     new, row = tuple.__new__, progress.progress[0]  # as the classes do, in half as many calls
-    position = new(
-        Position,
-        (optime_of_bits(applied, applied_term), optime_of_bits(durable, durable_term), applied_ms, durable_ms),
-    )
+    newest = new(OpTime, (applied_term, applied >> 32 << INCREMENT_BITS | applied & INCREMENT_MASK))
+    on_disk = new(OpTime, (durable_term, durable >> 32 << INCREMENT_BITS | durable & INCREMENT_MASK))
+    position = new(Position, (newest, on_disk, applied_ms, durable_ms))
     return (
         FetchRequest(
-            optime_of_bits(after, after_term),
+            new(OpTime, (after_term, after >> 32 << INCREMENT_BITS | after & INCREMENT_MASK)),
             chain,
             request.max_bytes,
             request.max_await_ms,
             request.term,
-            optime_of_bits(known, known_term),
+            new(OpTime, (known_term, known >> 32 << INCREMENT_BITS | known & INCREMENT_MASK)),
             request.known_rollback_id,
             request.awaits_commit_point,
             None,
