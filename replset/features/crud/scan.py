@@ -78,6 +78,8 @@ class Scan(Generic[T]):
         CursorNotFoundError after a rollback; SnapshotTooOldError; 175 when the collection or the index was dropped
         since (unless the read is at an older point).
         """
+        if self._is_whole and self._weight and not self.keys_examined:
+            await self._member.slices.take()  # before the other slices `pause` does it
         self._check()
         fetched, is_last = self._fetch(want, min(most_bytes, SLICE_BYTES))
         documents = [raw for _, _, raw in fetched if raw is not None]

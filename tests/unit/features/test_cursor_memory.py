@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
+from itertools import count
 from typing import Any
 
 import pytest
 
 from replset.bson import RawDocument, encode
 from replset.features.change_streams.change_stream import KEPT_BYTES
+from replset.features.crud.scan import Scan
 from replset.ids import Millis
 from replset.member.member import RunningMember
 from replset.operations import cursors
 from replset.operations.admission import MAX_BYTES_IN_USE
 from replset.operations.cursors import IDLE_MS, LEAST_BATCH_BYTES, MAX_BATCH_BYTES, RECENTLY_USED_MS, DocumentsCursor
 from replset.operations.request import ConnectionContext
-from replset.operations.turns import Turns
+from replset.operations.turns import TIME_MS, Turns
 from replset.storage import natural_order
-from tests.rig import Client
+from tests.rig import Client, Rig
 
 SORTED = {"find": "c", "sort": {"n": 1}, "batchSize": 2}
 EACH = 300 * 1_000
@@ -194,6 +197,32 @@ def test_slices_of_a_read_wait_for_their_part_of_the_turn(client: Client, member
     for number, read in enumerate(reads, 1):
         client.ok(read)
         assert len(waited) >= number, "of 300 documents no more than 256 are one slice"
+
+
+def test_scans_that_begin_at_once_share_each_turn(
+    rig: Rig, client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ping waits for one command of each client before it: hundreds of first slices would take a second."""
+    looks, began, fetch = count(), [0], Scan._fetch
+    member.slices = Turns(lambda: next(looks) * TIME_MS)
+
+    def counted(*arguments: Any) -> Any:
+        began[0] += 1
+        return fetch(*arguments)
+
+    monkeypatch.setattr(Scan, "_fetch", counted)
+
+    async def most_in_a_turn() -> int:
+        finds = (member.dispatcher.run(client.request({"find": "c", "filter": {"n": 7}})) for _ in range(20))
+        all_of_them = asyncio.gather(*finds)
+        most = before = 0
+        while not all_of_them.done():
+            await asyncio.sleep(0)
+            most, before = max(most, began[0] - before), began[0]
+        return most
+
+    assert rig.do(most_in_a_turn()) == 1
+    assert began[0] == 40
 
 
 def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
