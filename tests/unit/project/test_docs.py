@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import os
 import re
 import shlex
@@ -167,6 +168,20 @@ def test_a_test_runs_every_console_block() -> None:
     with_commands = {path.name for path in DOCS.glob("*.md") if "```console\n" in page(path.name)}
     assert len(with_commands) > 5
     assert {name for name in with_commands if f'"{name}"' not in tests} == set()
+
+
+def test_what_a_block_of_python_imports_of_the_product_is_there() -> None:
+    found = 0
+    for path in (ROOT / "README.md", *DOCS.glob("*.md")):
+        for block in re.findall(r"^```python\n(.*?)^```$", path.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "replset":
+                    # In the checkout the folder of Spark's jobs is beside the product (setup.py).
+                    module = importlib.import_module(node.module.replace("replset.spark", "spark"))
+                    missing = [name.name for name in node.names if not hasattr(module, name.name)]
+                    assert missing == [], f"{path.name}: {node.module} has no {missing}"
+                    found += 1
+    assert found
 
 
 def test_the_readme_runs_what_the_first_set_runs() -> None:
