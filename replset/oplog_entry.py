@@ -196,7 +196,7 @@ def optime_of(raw: bytes) -> OpTime:
     at = len(raw) - 1 - _TAIL_SIZE
     tail = read_tail(raw, at) if at > 0 else None
     if tail is not None:
-        return tuple.__new__(OpTime, (tail[1], tail[0]))  # once for each page
+        return OpTime(tail[1], tail[0])
     reader = InsertReader.of(raw)
     found = None if reader is None else reader.read(raw)
     return OplogEntry(raw).optime if found is None else OpTime(found[2], found[1])

@@ -271,7 +271,7 @@ class Leader:
             invariant(
                 node.is_arbiter or optime <= node.position.last_applied, "a member has the entry at its commit point"
             )
-            is_primary = node.state is MemberState.PRIMARY
+            is_primary = node.is_primary
             invariant(not is_primary or optime.term == node.term, "a primary commits entries of its own term")
             node.commit_point = optime
             node.commit_term = max(node.commit_term, term)

@@ -277,7 +277,7 @@ class Node:
     def _take_effects(self) -> list[Effect]:
         # Whoever is no primary any more must not take a write: the next primary would roll it back.
         state = self._state
-        invariant(not state.writable or state.state is MemberState.PRIMARY, "only a primary takes writes")
+        invariant(not state.writable or state.is_primary, "only a primary takes writes")
         effects, state.out = state.out, []
         return effects
 

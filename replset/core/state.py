@@ -254,7 +254,7 @@ class NodeState:
     @property
     def set_id(self) -> ObjectId | None:
         """settings.replicaSetId, which differs between two sets of the same name."""
-        return self.settings.replica_set_id
+        return None if self.config is None else self.config.settings.replica_set_id
 
     @property
     def has_data(self) -> bool:
@@ -325,7 +325,7 @@ class NodeState:
 
     def is_other_set(self, set_name: str, set_id: ObjectId | None) -> bool:
         """Whether this name and id are of another set. An id that one side does not know yet (None) fits any."""
-        own = None if self.config is None else self.config.settings.replica_set_id
+        own = self.set_id
         return set_name != self.set_name or (own is not None and set_id is not None and set_id != own)
 
     def is_member(self, host: HostPort) -> bool:

@@ -100,16 +100,15 @@ class Turns:
         loop.call_soon(self._end)
 
     def _give(self) -> None:
-        """Call and wake those that wait, in their order. Who is woken runs in the next turn, and then those behind."""
+        """Call and wake those that wait, in their order. Who is woken comes first in the next turn."""
         waiting = self._waiting
-        while waiting and isinstance(first := waiting[0], _Call) and not self._is_used_up():
-            waiting.popleft()
-            self.count(first.size)
-            first.go_on()
-        while waiting and self._woken < COMMANDS and not isinstance(woken := waiting[0], _Call):
-            waiting.popleft()
-            if not woken.done():
-                woken.set_result(None)
+        while waiting and self._woken < COMMANDS and not self._is_used_up():
+            first = waiting.popleft()
+            if isinstance(first, _Call):
+                self.count(first.size)
+                first.go_on()
+            elif not first.done():
+                first.set_result(None)
                 self._woken += 1
 
     def _end(self) -> None:

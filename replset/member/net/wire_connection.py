@@ -132,7 +132,7 @@ class WireConnection(asyncio.BufferedProtocol):
 
     @property
     def is_member(self) -> bool:
-        return self._context.member is not None
+        return self._context.is_member
 
     @property
     def _is_stranger(self) -> bool:
@@ -295,8 +295,12 @@ class WireConnection(asyncio.BufferedProtocol):
         data, self._held = self._held, b""
         if not data:  # the connection is closed
             return
-        if self._is_busy or not self._may_run_outside() or not self._take_shaped(data):
-            (self._next,) = FrameReader().feed(data)
+        try:
+            if self._is_busy or not self._may_run_outside() or not self._take_shaped(data):
+                (self._next,) = FrameReader().feed(data)
+        except Exception:  # a fault, as in `_serve`: the client must not wait for ever
+            self.end()
+            raise
         if self._open is None:
             self._go_on()
 

@@ -785,6 +785,22 @@ def test_what_waits_for_a_turn_is_refused_where_its_shape_counts_no_more(
     assert [reply["code"] for reply in wire.replies[before:]] == [13, 13]
 
 
+def test_a_fault_behind_a_wait_for_a_turn_ends_the_connection(
+    rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client must not wait for ever."""
+    wire.send(find("known"))
+    waiting = list[Callable[[], None]]()
+    monkeypatch.setattr(rig.member().turns, "has_room", lambda: False)
+    monkeypatch.setattr(rig.member().turns, "call", lambda _size, go_on: waiting.append(go_on))
+    wire.arrive(insert({"_id": 1}))
+    rig.wait(0.1)
+    monkeypatch.setattr(rig.member().dispatcher.prepared, "take", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        rig.do(called(waiting))
+    rig.until(lambda: wire.is_lost)
+
+
 def test_a_wait_that_ends_twice_is_answered_once(rig: Rig, wire: Wire) -> None:
     """It is found to be in vain, and then the primary steps down, or the entry is committed after all."""
     for ends in ("stepdown", "commit"):

@@ -87,6 +87,28 @@ async def test_a_turn_is_bounded_over_those_that_wait_and_those_that_are_called(
     assert sorted(Counter(world.ran).values()) == [5] * 400
 
 
+async def test_those_that_wait_and_those_that_are_called_in_turn_share_one_turn() -> None:
+    """Else a queue of both would go on by two commands in each turn."""
+    world = World()
+
+    async def one(number: int) -> None:
+        if not number:
+            assert world.turns.has_room()
+            for _ in range(COMMANDS):
+                world.turns.count(1)
+        if number % 2:
+            world.caller(str(number), 1)
+        else:
+            await world.client(str(number), 1)
+
+    tasks = [asyncio.ensure_future(one(number)) for number in range(COMMANDS)]
+    turns = 0
+    while len(world.ran) < len(tasks):
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns <= 10
+
+
 async def test_who_comes_later_waits_for_one_command_of_each_before() -> None:
     world = World()
     greedy = asyncio.gather(*(world.client(str(number), 1000) for number in range(50)))
