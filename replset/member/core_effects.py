@@ -93,6 +93,8 @@ class CoreEffects:
     def handle_effect(self, effect: Effect) -> None:
         match effect:
             case StateChanged(state=state):
+                if self._state is MemberState.STARTUP2 and state is not MemberState.STARTUP2:
+                    self.initial_sync.progress.give_up()  # it is over already, unless a resync was given up
                 self._log_state(effect)
                 if state is not MemberState.PRIMARY:
                     self.write_waiters.fail_all(lambda: PrimarySteppedDownError("the primary stepped down"))

@@ -100,6 +100,11 @@ class InitialSyncProgress:
     def succeed(self, now: Millis, wall_ms: int) -> None:
         self.running, self.ended, self.ended_wall_ms, self.waiting_for = False, now, wall_ms, ""
 
+    def give_up(self) -> None:
+        """Note that the member serves with the data that it had: of a sync that did not come about nothing is shown."""
+        if self.running:
+            self.running, self.source, self.waiting_for = False, NO_SOURCE, ""
+
     def remaining_ms(self, now: Millis) -> int | None:
         """How long the rest takes at the rate so far; None while that is unknown."""
         done = self.copied - self.resumed_at

@@ -10,6 +10,7 @@ import pytest
 
 from replset.bson import DateTime, Document, Int64, ObjectId, RawDocument, Timestamp, decode, encode
 from replset.config import MAX_GIVEN_VERSION
+from replset.core.effects import StateChanged
 from replset.core.election_metrics import CandidateMetrics, ElectionMetrics
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -358,6 +359,19 @@ def test_status_of_an_initial_sync(client: Client, member: RunningMember) -> Non
     status = client.ok({"replSetGetStatus": 1, "initialSync": 1}, "admin")["initialSyncStatus"]
     assert (status["initialSyncEnd"], status["totalInitialSyncElapsedMillis"]) == (DateTime(1_005), 5)
     assert status["initialSyncOplogStart"] == Timestamp(100, 1)
+
+
+def test_a_resync_that_was_given_up_is_not_shown(client: Client, member: RunningMember) -> None:
+    """The member serves with the data that it had (seed 830039: it led, and its status told of an initial sync)."""
+    shows(member, STATUS)
+    member[InitialSyncProgress].begin(HostPort("b:27017"), member.clock.now(), 1_000)
+    member._effects.handle_effect(StateChanged(MemberState.SECONDARY, 1, None))
+    member._effects.handle_effect(StateChanged(MemberState.STARTUP2, 1, None))
+    assert "initialSyncStatus" in client.ok({"replSetGetStatus": 1}, "admin"), "it waits for a source"
+    member._effects.handle_effect(StateChanged(MemberState.SECONDARY, 1, None))
+    reply = client.ok({"replSetGetStatus": 1, "initialSync": 1}, "admin")
+    assert "initialSyncStatus" not in reply
+    assert not reply["members"][0]["infoMessage"]
 
 
 def test_before_initiate_there_is_nothing(client: Client) -> None:
