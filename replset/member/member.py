@@ -289,7 +289,13 @@ class RunningMember(Kernel):
         self.transactions = TransactionTable(self)
         self.flow_control = FlowControl(self.clock, self.node.majority_lag)
         self._writer = Writer(
-            self.context, self.node, self.rng, self._on_committed, self.transactions.held, self.flow_control
+            self.context,
+            self.node,
+            self.rng,
+            self._on_committed,
+            self.transactions.held,
+            self.flow_control,
+            lambda: self.write_waiters.kept,
         )
         self._housekeeper = Housekeeper(
             self.context,
@@ -583,8 +589,8 @@ class RunningMember(Kernel):
     def write(self, operation: Callable[[WriteGroup], T]) -> Awaitable[T]:
         return self._writer.write(operation)
 
-    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion) -> None:
-        self._writer.submit(operation, completion)
+    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion, *, waits: bool = False) -> None:
+        self._writer.submit(operation, completion, waits=waits)
 
     async def ask_core(self, body: RequestBody) -> ReplyBody:
         if not self._is_started:  # it listens already, but the core does not know yet what it found on disk

@@ -97,9 +97,10 @@ class Kernel(ABC):
         """
 
     @abstractmethod
-    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion) -> None:
+    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion, *, waits: bool = False) -> None:
         """Do as `write`: `completion` gets the result or the error, in the turn in which the group ends.
 
+        waits: it will not be answered before its write concern is met, so its group may wait a moment for others.
         It raises only NotWritablePrimaryError and ShutdownInProgressError, at once.
         """
 

@@ -210,7 +210,7 @@ class PreparedCommands:
                     return None
         write = PreparedWrite(self, target, request, finish, work, concern, session, encode_reply)
         try:
-            member.submit(write.run, write)
+            member.submit(write.run, write, waits=write.waits)
         except ReplError:
             write.check_in()
             raise
@@ -297,6 +297,12 @@ class PreparedWrite:
         self._ctx: CommandContext | None = None
         self._slow_wait: asyncio.Task[None] | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is not answered as soon as its group is committed."""
+        concern = self._concern
+        return concern.w != 0 and (concern.w != 1 or bool(concern.j))
+
     # --- in the group -----------------------------------------------------------------------------------------------
 
     def run(self, group: WriteGroup) -> OpTime:
@@ -382,10 +388,9 @@ class PreparedWrite:
         self._optime = result
         self._written = self._lane.member.clock.now()
         self.check_in()
-        concern = self._concern
-        if concern.w == 0 or (concern.w == 1 and not concern.j):
+        if not self.waits:
             self._reply()
-        elif begin_wait(self._lane.member, result, concern, self, endless=True) is not None:
+        elif begin_wait(self._lane.member, result, self._concern, self, endless=True) is not None:
             self._wait_as_usual()
 
     def set_exception(self, error: BaseException) -> None:

@@ -27,6 +27,7 @@ from replset.errors import (
     StoreBusyError,
     SyncFailedError,
 )
+from replset.member.disk.group_wait import MOST_MS, GroupWait
 from replset.operations.current_operations import SIZES, Histogram
 from replset.operations.flow_control import FlowControl
 from replset.operations.prepared import PreparedWrite
@@ -61,9 +62,10 @@ class Writer:
         on_committed: Callable[[int], None],
         held: HeldKeys,
         flow_control: FlowControl,
+        unanswered: Callable[[], int],
     ) -> None:
         """on_committed: called after each group that wrote entries, with the number of its operations. held: by open
-        transactions.
+        transactions. unanswered: how many writes are committed and wait for their write concern.
         """
         self._held = held
         self._flow_control = flow_control
@@ -75,6 +77,11 @@ class Writer:
         self._closed = False
         self._operations: list[tuple[Callable[[WriteGroup], Any], Completion]] = []
         self._scheduled = False
+        self._unanswered = unanswered
+        self._group_wait = GroupWait(context.clock)
+        self._is_patient = True  # each operation in the queue will wait for its write concern
+        self._wait_timer: asyncio.TimerHandle | None = None  # of the group that waits now
+        self._in_vain = False  # the last wait
         self.group_sizes = Histogram(SIZES)
         """Operations of each group."""
         self.refusals: dict[str, Callable[[Txn, Sequence[bytes]], None]] = {}
@@ -83,6 +90,7 @@ class Writer:
     def accept(self, term: int | None) -> None:
         """Take clients' writes in `term`; None: refuse them from here on, those in the queue included."""
         self._term = term
+        self._end_wait()
 
     @property
     def term(self) -> int | None:
@@ -97,6 +105,7 @@ class Writer:
     def close(self) -> None:
         """Refuse everything from here on."""
         self._closed = True
+        self._end_wait()
         self._flush()
 
     def write(self, operation: Callable[[WriteGroup], T]) -> asyncio.Future[T]:
@@ -105,11 +114,15 @@ class Writer:
         self.submit(operation, future)
         return future
 
-    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion) -> None:
-        """Do as `write`; `completion` gets the result or the error. It raises only if clients' writes are refused."""
+    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion, *, waits: bool = False) -> None:
+        """Do as `write`; `completion` gets the result or the error. It raises only if clients' writes are refused.
+
+        waits: see Kernel.submit.
+        """
         if self._term is None or self._closed:
             raise self._refusal()
         self._operations.append((operation, completion))
+        self._is_patient = self._is_patient and waits
         self._schedule()
 
     def append_noop(self, term: int, message: str) -> None:
@@ -148,9 +161,20 @@ class Writer:
         return document
 
     def _schedule(self) -> None:
-        if self._operations and not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._context.write_queue.submit, self._flush)
+        if self._scheduled or not self._operations:
+            return
+        if self._is_patient and not self._group_wait.is_enough(len(self._operations)):
+            if self._wait_timer is None:
+                self._wait_timer = asyncio.get_running_loop().call_later(MOST_MS / 1000, self._end_wait, True)
+            return
+        self._scheduled = True
+        asyncio.get_running_loop().call_soon(self._context.write_queue.submit, self._flush)
+
+    def _end_wait(self, in_vain: bool = False) -> None:
+        """Begin the group that waits, if one does, in the next turn."""
+        if self._wait_timer is not None and not self._scheduled:
+            self._in_vain, self._is_patient = in_vain, False
+            self._schedule()
 
     def _hold(self, wait_s: float) -> None:
         """Leave the queue as it is for so long, because the majority has to catch up."""
@@ -167,6 +191,11 @@ class Writer:
         if self._term is not None and not self._closed and (wait_s := self._flow_control.wait_s()):
             self._hold(wait_s)
             return
+        if self._wait_timer is not None:
+            self._wait_timer.cancel()
+            self._wait_timer = None
+        self._group_wait.on_group(len(self._operations) + self._unanswered(), ran_out=self._in_vain)
+        self._is_patient, self._in_vain = True, False
         queue, self._operations = self._operations, []
         queue = [row for row in queue if not row[1].done()]  # whose client has gone
         if not queue:
@@ -193,6 +222,7 @@ class Writer:
             self._context.on_broken(error)
         else:
             self._operations = queue[len(outcomes) :] + self._operations
+            self._is_patient = self._is_patient and not self._operations  # the rest is to go on at once
             self._schedule()
             if wrote:
                 self.on_committed(len(outcomes))

@@ -24,6 +24,7 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.member.disk import writer
+from replset.member.disk.group_wait import MOST_MS
 from replset.member.disk.writer import Writer
 from replset.operations.flow_control import FlowControl
 from replset.replication.held_keys import HeldKeys
@@ -51,6 +52,7 @@ class Rig:
     def __init__(self, folder: Path, clock: SimClock) -> None:
         self.store = Store.open(RealDisk(), str(folder), StoreOptions(min_free_bytes=0))
         self.commits = 0
+        self.unanswered = 0
         self.broken: list[BaseException] = []
         self.node = FakeNode()
         self.context = context_of(self.store, clock, on_broken=self.broken.append)
@@ -64,6 +66,7 @@ class Rig:
             self._committed,
             HeldKeys(),
             self.flow_control,
+            lambda: self.unanswered,
         )
         with self.store.group() as txn:
             do_create(WriteGroup(txn, 1, clock.wall_ms(), random.Random(2)), NS)
@@ -91,6 +94,13 @@ class Rig:
 
     def submit(self, *operations: Callable[[WriteGroup], Any]) -> list[asyncio.Task[Any]]:
         return [asyncio.ensure_future(self.writer.write(operation)) for operation in operations]
+
+    def submit_patient(self, *numbers: int) -> list[asyncio.Future[Any]]:
+        """Inserts that wait for other members after their commit."""
+        futures: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future() for _ in numbers]
+        for number, future in zip(numbers, futures, strict=True):
+            self.writer.submit(self.insert(number), future, waits=True)
+        return futures
 
     def numbers(self) -> list[object]:
         coll = self.store.collection(NS)
@@ -121,6 +131,70 @@ async def test_what_arrives_later_is_another_group(rig: Rig) -> None:
     await asyncio.gather(*rig.submit(rig.insert(1)))
     await asyncio.gather(*rig.submit(rig.insert(2)))
     assert rig.commits == 2
+
+
+async def test_a_group_waits_for_as_many_writes_as_were_on_their_way(rig: Rig) -> None:
+    await asyncio.gather(*rig.submit_patient(1, 2, 3))
+    first = rig.submit_patient(4, 5)
+    await settle()
+    assert not any(future.done() for future in first)
+    await asyncio.gather(*first, *rig.submit_patient(6))
+    assert rig.commits == 2
+
+
+async def test_writes_that_are_not_answered_yet_are_waited_for(rig: Rig) -> None:
+    rig.unanswered = 1
+    await asyncio.gather(*rig.submit_patient(1))
+    first = rig.submit_patient(2)
+    await settle()
+    assert rig.commits == 1
+    await asyncio.gather(*first, *rig.submit_patient(3))
+    assert rig.commits == 2
+
+
+async def test_a_wait_has_an_end(rig: Rig, clock: SimClock) -> None:
+    await asyncio.gather(*rig.submit_patient(1, 2, 3))
+    began = clock.now()
+    await asyncio.gather(*rig.submit_patient(4, 5))
+    assert clock.now() - began == MOST_MS
+    await asyncio.gather(*rig.submit_patient(6))  # the wait was in vain, so this group does not
+    assert clock.now() - began == MOST_MS
+
+
+async def test_a_write_that_waits_for_nobody_begins_the_group(rig: Rig, clock: SimClock) -> None:
+    await asyncio.gather(*rig.submit_patient(1, 2, 3))
+    began = clock.now()
+    first = rig.submit_patient(4)
+    await settle()
+    await asyncio.gather(*first, *rig.submit(rig.insert(5)))
+    assert rig.commits == 2
+    assert clock.now() == began
+
+
+@pytest.mark.parametrize("end", ["step down", "close"])
+async def test_a_group_that_waits_is_refused_at_once(rig: Rig, clock: SimClock, end: str) -> None:
+    await asyncio.gather(*rig.submit_patient(1, 2, 3))
+    began = clock.now()
+    [waiting] = rig.submit_patient(4)
+    await settle()
+    if end == "close":
+        rig.writer.close()
+    else:
+        rig.writer.accept(None)
+    with pytest.raises((NotWritablePrimaryError, ShutdownInProgressError)):
+        await waiting
+    assert clock.now() == began
+    assert rig.numbers() == [1, 2, 3]
+
+
+async def test_what_a_group_has_no_room_for_goes_on_at_once(
+    rig: Rig, clock: SimClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "GROUP_OPERATIONS", 2)
+    began = clock.now()
+    await asyncio.gather(*rig.submit_patient(1, 2, 3))
+    assert rig.commits == 2
+    assert clock.now() == began
 
 
 async def test_no_answer_comes_before_the_commit(rig: Rig) -> None:
