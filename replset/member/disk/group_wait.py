@@ -25,15 +25,15 @@ class GroupWait:
     """Says whether the next group waits. Clients that do not come back together make waits rare.
 
     After a wait in vain the next group does not wait, after another one the next two, then four; each good wait halves
-    this. Good is a wait that found what was expected within half of the time since the last group. One that ran out is
-    in vain, and so is the second of two others.
+    this. Good is a wait that found what was expected within half of the time since the last group. One of `MOST_MS`
+    is in vain, and so is the second of two others.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._expected = 0
+        self._expected = 1
         self._since: Millis | None = None  # when the group that waits began to
-        self._last = Millis(0)
+        self._last = clock.now()
         self._was_long = False  # the last wait
         self._in_vain = self._without = 0
 
@@ -45,20 +45,20 @@ class GroupWait:
             self._since = self._clock.now()
         return False
 
-    def on_group(self, on_the_way: int, *, ran_out: bool) -> None:
+    def on_group(self, on_the_way: int) -> None:
         """Handle the beginning of a group.
 
-        on_the_way: its writes, and those of earlier ones that are not answered yet. ran_out: it waited for `MOST_MS`.
+        on_the_way: its writes, and those of earlier ones that are not answered yet.
         """
         since, now = self._since, self._clock.now()
         interval_ms = now - self._last
         self._expected, self._last, self._since = on_the_way, now, None
         if since is None:
             self._without = max(0, self._without - 1)
-        elif 2 * (now - since) <= interval_ms and not ran_out:
+        elif (waited_ms := now - since) < MOST_MS and 2 * waited_ms <= interval_ms:
             self._in_vain //= 2
             self._was_long = False
-        elif ran_out or self._was_long:  # the writes do not come together
+        elif waited_ms >= MOST_MS or self._was_long:  # the writes do not come together
             self._in_vain = min(2 * self._in_vain, MOST_GROUPS) or 1
             self._without, self._was_long = self._in_vain, False
         else:

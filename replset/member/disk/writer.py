@@ -81,7 +81,6 @@ class Writer:
         self._group_wait = GroupWait(context.clock)
         self._is_patient = True  # each operation in the queue will wait for its write concern
         self._wait_timer: asyncio.TimerHandle | None = None  # of the group that waits now
-        self._in_vain = False  # the last wait
         self.group_sizes = Histogram(SIZES)
         """Operations of each group."""
         self.refusals: dict[str, Callable[[Txn, Sequence[bytes]], None]] = {}
@@ -105,7 +104,6 @@ class Writer:
     def close(self) -> None:
         """Refuse everything from here on."""
         self._closed = True
-        self._end_wait()
         self._flush()
 
     def write(self, operation: Callable[[WriteGroup], T]) -> asyncio.Future[T]:
@@ -165,15 +163,15 @@ class Writer:
             return
         if self._is_patient and not self._group_wait.is_enough(len(self._operations)):
             if self._wait_timer is None:
-                self._wait_timer = asyncio.get_running_loop().call_later(MOST_MS / 1000, self._end_wait, True)
+                self._wait_timer = asyncio.get_running_loop().call_later(MOST_MS / 1000, self._end_wait)
             return
         self._scheduled = True
         asyncio.get_running_loop().call_soon(self._context.write_queue.submit, self._flush)
 
-    def _end_wait(self, in_vain: bool = False) -> None:
+    def _end_wait(self) -> None:
         """Begin the group that waits, if one does, in the next turn."""
-        if self._wait_timer is not None and not self._scheduled:
-            self._in_vain, self._is_patient = in_vain, False
+        if self._wait_timer is not None:
+            self._is_patient = False
             self._schedule()
 
     def _hold(self, wait_s: float) -> None:
@@ -194,8 +192,8 @@ class Writer:
         if self._wait_timer is not None:
             self._wait_timer.cancel()
             self._wait_timer = None
-        self._group_wait.on_group(len(self._operations) + self._unanswered(), ran_out=self._in_vain)
-        self._is_patient, self._in_vain = True, False
+        self._group_wait.on_group(len(self._operations) + self._unanswered())
+        self._is_patient = True
         queue, self._operations = self._operations, []
         queue = [row for row in queue if not row[1].done()]  # whose client has gone
         if not queue:

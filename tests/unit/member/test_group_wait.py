@@ -63,7 +63,7 @@ class Model:
             self._since = now if self._since is None else self._since
             return
         on_the_way = len(self._queue) + sum(len(group) for _, group in self._answers)
-        self.wait.on_group(on_the_way, ran_out=ran_out)
+        self.wait.on_group(on_the_way)
         self.groups.append(len(self._queue))
         self.waited.append(None if self._since is None else now - self._since)
         self._answers.append((now + self.answer_ms, self._queue))
@@ -111,7 +111,7 @@ def test_one_client_that_is_late_does_not_hold_the_others_back() -> None:
 
 def test_many_writes_are_enough_whatever_is_expected() -> None:
     wait = GroupWait(StepClock())
-    wait.on_group(1000, ran_out=False)
+    wait.on_group(1000)
     assert not wait.is_enough(ENOUGH - 1)
     assert wait.is_enough(ENOUGH)
 
@@ -119,20 +119,23 @@ def test_many_writes_are_enough_whatever_is_expected() -> None:
 def test_waits_in_vain_become_rare_and_good_ones_make_them_frequent_again() -> None:
     clock = StepClock()
     wait = GroupWait(clock)
-    wait.on_group(9, ran_out=False)
+    wait.on_group(9)
 
-    def groups_until_a_wait(ms: int) -> int:
-        """How many groups, one each 20 ms, do not wait before one waits for `ms`."""
+    def groups_until_a_wait(ms: int, interval_ms: int = 40) -> int:
+        """How many groups, one each `interval_ms`, do not wait before one waits for `ms`."""
         groups = 0
-        clock.ms += 20 - ms
+        clock.ms += interval_ms - ms
         while wait.is_enough(1):
             groups += 1
-            wait.on_group(9, ran_out=False)
-            clock.ms += 20 - ms
+            wait.on_group(9)
+            clock.ms += interval_ms - ms
         clock.ms += ms
-        wait.on_group(9, ran_out=ms == MOST_MS)
+        wait.on_group(9)
         return groups
 
     assert [groups_until_a_wait(MOST_MS) for _ in range(9)] == [0, 1, 2, 4, 8, 16, 32, 64, MOST_GROUPS]
-    assert [groups_until_a_wait(3) for _ in range(8)] == [MOST_GROUPS, 0, 0, 0, 0, 0, 0, 0]
-    assert [groups_until_a_wait(12) for _ in range(5)] == [0, 0, 1, 0, 2]  # the second of two counts
+    assert [groups_until_a_wait(3) for _ in range(3)] == [MOST_GROUPS, 0, 0]  # which halve it three times
+    assert [groups_until_a_wait(MOST_MS) for _ in range(2)] == [0, 16]
+    assert [groups_until_a_wait(3) for _ in range(8)] == [32, 0, 0, 0, 0, 0, 0, 0]
+    assert [groups_until_a_wait(6, 11) for _ in range(5)] == [0, 0, 1, 0, 2]  # longer than half: the second counts
+    assert [groups_until_a_wait(6, 12) for _ in range(5)] == [0, 0, 0, 0, 0]

@@ -161,6 +161,16 @@ async def test_a_wait_has_an_end(rig: Rig, clock: SimClock) -> None:
     assert clock.now() - began == MOST_MS
 
 
+async def test_a_wait_that_was_long_enough_does_not_shorten_the_next(rig: Rig, clock: SimClock) -> None:
+    await asyncio.gather(*rig.submit_patient(1, 2))
+    first = rig.submit_patient(3)
+    await asyncio.sleep((MOST_MS - 2) / 1000)
+    await asyncio.gather(*first, *rig.submit_patient(4))
+    second, began = rig.submit_patient(5), clock.now()
+    await asyncio.gather(*second)
+    assert clock.now() - began == MOST_MS
+
+
 async def test_a_write_that_waits_for_nobody_begins_the_group(rig: Rig, clock: SimClock) -> None:
     await asyncio.gather(*rig.submit_patient(1, 2, 3))
     began = clock.now()
