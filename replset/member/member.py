@@ -589,7 +589,7 @@ class RunningMember(Kernel):
     def write(self, operation: Callable[[WriteGroup], T]) -> Awaitable[T]:
         return self._writer.write(operation)
 
-    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion, *, waits: bool = False) -> None:
+    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion, *, waits: bool) -> None:
         self._writer.submit(operation, completion, waits=waits)
 
     async def ask_core(self, body: RequestBody) -> ReplyBody:

@@ -97,7 +97,7 @@ class Kernel(ABC):
         """
 
     @abstractmethod
-    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion, *, waits: bool = False) -> None:
+    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion, *, waits: bool) -> None:
         """Do as `write`: `completion` gets the result or the error, in the turn in which the group ends.
 
         waits: it will not be answered before its write concern is met, so its group may wait a moment for others.

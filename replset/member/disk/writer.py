@@ -109,10 +109,10 @@ class Writer:
     def write(self, operation: Callable[[WriteGroup], T]) -> asyncio.Future[T]:
         """Run `operation` in the next group; its result once that is committed. See Kernel.write."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.submit(operation, future)
+        self.submit(operation, future, waits=False)
         return future
 
-    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion, *, waits: bool = False) -> None:
+    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion, *, waits: bool) -> None:
         """Do as `write`; `completion` gets the result or the error. It raises only if clients' writes are refused.
 
         waits: see Kernel.submit.

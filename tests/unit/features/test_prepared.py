@@ -696,6 +696,36 @@ def test_what_a_majority_write_waits_for_is_noted_before_its_page_leaves(rig: Ri
     assert waits.total < 60
 
 
+@pytest.mark.parametrize(
+    ("concern", "waits"),
+    [({"w": 0}, False), ({"w": 1}, False), ({"w": 1, "j": True}, True), ({"w": "majority"}, True)],
+)
+def test_only_a_write_that_waits_itself_waits_for_others(rig: Rig, concern: dict[str, object], waits: bool) -> None:
+    wires = [Wire(rig), Wire(rig)]
+    numbers = iter(range(10))
+
+    def message(wire: Wire) -> bytes:
+        return inline(insert({"_id": next(numbers)}, writeConcern=concern), wire._next_number())
+
+    async def arrive(*to: Wire) -> None:
+        for wire in to:
+            wire.connection.data_received(message(wire))
+
+    async def arrive_alone() -> int:
+        await arrive(wires[0])
+        await asyncio.sleep(0.001)
+        return rig.member().queue_depths()["clients"]
+
+    for wire in wires * 2:
+        rig.do(arrive(wire))
+        rig.wait(0.5)
+    rig.do(arrive(*wires))
+    rig.wait(0.5)
+    assert rig.do(arrive_alone()) == waits
+    rig.do(arrive(wires[1]))
+    rig.until(lambda: all(len(wire.replies) == 4 for wire in wires))
+
+
 def test_rights_are_asked_for_each_time(rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     wire.ask(find("first"))
     prepared, users = Prepared(rig), rig.member().users
