@@ -7,21 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from replset.ids import Millis
 from replset.member.disk.group_wait import ENOUGH, MOST_GROUPS, MOST_MS, GroupWait
-
-
-class StepClock:
-    """A clock that a test moves by hand, in ms."""
-
-    def __init__(self) -> None:
-        self.ms = 1_000
-
-    def now(self) -> Millis:
-        return Millis(self.ms)
-
-    def wall_ms(self) -> int:
-        return self.ms
+from tests.unit.replication.kit import TestClock
 
 
 class Model:
@@ -32,7 +19,7 @@ class Model:
 
     def __init__(self, think: list[Callable[[], int]], answer_ms: int) -> None:
         """think: for each client, how many ms after an answer its next write comes."""
-        self.clock = clock = StepClock()
+        self.clock = clock = TestClock()
         self.wait = GroupWait(clock)
         self.think = think
         self.answer_ms = answer_ms
@@ -110,14 +97,14 @@ def test_one_client_that_is_late_does_not_hold_the_others_back() -> None:
 
 
 def test_many_writes_are_enough_whatever_is_expected() -> None:
-    wait = GroupWait(StepClock())
+    wait = GroupWait(TestClock())
     wait.on_group(1000)
     assert not wait.is_enough(ENOUGH - 1)
     assert wait.is_enough(ENOUGH)
 
 
 def test_waits_in_vain_become_rare_and_good_ones_make_them_frequent_again() -> None:
-    clock = StepClock()
+    clock = TestClock()
     wait = GroupWait(clock)
     wait.on_group(9)
 
