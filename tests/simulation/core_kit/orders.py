@@ -114,10 +114,11 @@ def check_order(cluster: CoreCluster, rng: random.Random) -> None:
     """One thing that an operator may do, or that happens to a disk; what follows is so within a few seconds."""
     config, leader = current_config(cluster), cluster.elect()
     bearing = [row for row in config.members if row.bears_data and row.host != leader.host]
-    able = [row for row in bearing if row.is_electable and row.is_voter]
+    able = [cluster.machines[row.host] for row in bearing if row.is_electable and row.is_voter]
+    able = [machine for machine in able if machine.node._state.frozen_until <= cluster.now]  # else it stepped down
     if not able:
         return
-    chosen = cluster.machines[rng.choice(able).host]
+    chosen = rng.choice(able)
     number, leads = cluster.number_of(chosen), cluster.number_of(leader)
     kinds = ["hand over", "step down", "maintenance", "sync from", "disk"]
     if not any(row.arbiter_only for row in config.voters):  # they vote for nobody beside a primary that is well

@@ -31,7 +31,9 @@ def check_rest(cluster: CoreCluster) -> None:
         stand = any(machine.node._elections.election for machine in cluster.machines.values())
         if before == facts and cluster.is_quiet() and not stand:
             break
-        cluster.run(HEARTBEATS * current_config(cluster).settings.heartbeat_interval_ms)
+        settings = current_config(cluster).settings
+        # What was lost while links were cut has timed out by then, and was asked again.
+        cluster.run(settings.heartbeat_timeout_ms + HEARTBEATS * settings.heartbeat_interval_ms)
         before, facts = facts, facts_of(cluster)
     else:
         raise SimulationError(f"invariant 24 broken: no rest; {before}, then {facts}")
