@@ -52,9 +52,6 @@ class StepDowns:
             self._pending = PendingStepDown(
                 request_id, deadline, request.step_down_ms, request.force, request.hand_over_to
             )
-            if node.writable:
-                node.writable = False  # a new write would move the target that the others have to reach
-                node.emit(AcceptWrites(False, node.term))
             self.advance()
 
     def _target_refusal(self, request: StepDownRequest) -> Refused | None:
@@ -86,6 +83,9 @@ class StepDowns:
             self._pending = None
             node.reply(pending.request_id, Done("it stepped down already"))
             return
+        if node.writable:  # also where it began to take writes since; each would move what the others have to reach
+            node.writable = False
+            node.emit(AcceptWrites(False, node.term))
         best = self._successor(pending.hand_over_to)
         if best is None and node.now < pending.deadline:
             return

@@ -233,6 +233,25 @@ def test_freeze() -> None:
     assert asked(leading_three(), FreezeRequest(1_000)).code == 95
 
 
+def test_a_primary_that_steps_down_does_not_begin_to_take_writes() -> None:
+    """The stepdown waits for the others, and the primary ends its catch-up meanwhile."""
+    node = single_node(config=CONFIG, position=place(at(1, 3)))
+    for number in (1, 2):
+        node.receive_heartbeat(number)
+    node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
+    grant(node, 1)
+    for number in (1, 2):
+        node.receive_heartbeat(number)
+    assert node.state is MemberState.PRIMARY
+    node.receive(Request(5, StepDownRequest(60_000, 1_000, False)), NOW)
+    effects = node.receive(DrainFinished(2), NOW)
+    assert [effect.accept for effect in only(effects, AcceptWrites)] == [True, False]
+    assert not node.writable
+    effects = node.tick(Millis(NOW + 1_000))
+    assert [effect.accept for effect in only(effects, AcceptWrites)] == [True]
+    assert node.writable
+
+
 def test_a_single_member_leads_again_when_its_freeze_ends() -> None:
     """Map E15."""
     node = single_node(config=named(*members_of(1)))
