@@ -22,6 +22,7 @@ REASONS = {
     "catchupTakeover": "it was ahead of a primary that was still catching up",
     "stepUpRequest": "it was asked to (replSetStepUp)",
     "stepUpRequestSkipDryRun": "the primary before it handed over",
+    "standsAgain": "its last election had ended the primary, and found no majority",
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from replset.config import Member
 from replset.core.effects import ElectionEvent, LastVote, Persist
 from replset.core.election_metrics import CandidateMetrics, ParticipantMetrics
-from replset.core.fast_failover import FAST_FAILOVER, FastFailover
+from replset.core.fast_failover import FAST_FAILOVER, RETRY_MS, TRIES, FastFailover
 from replset.core.leader import Leader
 from replset.core.member_state import MemberState
 from replset.core.messages import MAX_TERM, Done, Refused, StepUpRequest, VoteReply, VoteRequest
@@ -19,6 +19,9 @@ from replset.ids import HostPort, MemberId, Millis, invariant
 
 ELECTION_TIMEOUT = "electionTimeout"
 INITIATE = "initiate"
+STEP_UP, HANDED_OVER = "stepUpRequest", "stepUpRequestSkipDryRun"
+AGAIN = "standsAgain"
+"""The reason of an election after one that ended a working primary and was lost."""
 FIRST_RETRY_MS = 200
 
 
@@ -45,6 +48,8 @@ class Elections:
         self.election: ElectionRound | None = None
         self.fast = FastFailover(node)
         self._first_due = self._first_until = NEVER  # of the first election of a set that this member initiated
+        self._again_due = NEVER
+        self._tries_again = 0
         self.takeovers = Takeovers(node)
         self.last_reason = ""
         self.last_needed = 0
@@ -105,6 +110,7 @@ class Elections:
             node.push_election_timer()
             if self.fast.due != NEVER:
                 self.fast.postpone(node.now)
+            self._again_due = NEVER
         if not request.dry_run:
             if self._is_candidate(request):
                 self._note_election(request.reason, request.candidate)
@@ -197,7 +203,7 @@ class Elections:
         or a step-up wants another primary on purpose and is not refused. Nor is a real vote, so that a handoff works.
         """
         node = self.node
-        if not request.dry_run or request.reason not in (ELECTION_TIMEOUT, FAST_FAILOVER):
+        if not request.dry_run or request.reason not in (ELECTION_TIMEOUT, FAST_FAILOVER, AGAIN):
             return None
         peer = node.peer_of(node.primary_id)
         if node.is_primary:
@@ -264,6 +270,10 @@ class Elections:
                 self.fast.postpone(node.now)
             elif self.fast.begin() and self.start_election(FAST_FAILOVER) is not None:
                 self.fast.retry()
+        elif node.now >= self._again_due:
+            self._again_due = NEVER
+            if node.primary_id is None and self.election is None:
+                self.start_election(AGAIN)
         elif node.now >= node.election_due:
             self.start_election(ELECTION_TIMEOUT)
         elif node.now >= self.takeovers.due and (reason := self.takeovers.take()):
@@ -302,7 +312,7 @@ class Elections:
             if self._first_due > node.now:
                 due = min(due, self._first_due)
             if not node.settings.manual_failover:
-                due = min(due, node.election_due, self.takeovers.due, self.fast.due)
+                due = min(due, node.election_due, self.takeovers.due, self.fast.due, self._again_due)
             if self._may_elect_itself():
                 due = node.now
             if node.frozen_until > node.now:
@@ -315,7 +325,7 @@ class Elections:
         if node.is_primary:
             node.reply(request_id, Done())
             return
-        reason = "stepUpRequestSkipDryRun" if request.skip_dry_run else "stepUpRequest"
+        reason = HANDED_OVER if request.skip_dry_run else STEP_UP
         refusal = self.start_election(reason, skip_dry_run=request.skip_dry_run)
         if self.election is not None and refusal is None:
             self.election.request_id = request_id
@@ -503,7 +513,7 @@ class Elections:
         # vote for somebody else in this term, and a second primary of the term would lead.
         invariant(node.self_id in election.granted, "a winner has its own vote")
         self.election = None
-        self._first_due = NEVER
+        self._first_due = self._again_due = NEVER
         self.takeovers.drop()
         node.election_metrics.on_won(election.reason)
         node.journal(ElectionEvent.WON, f"{election.reason}: votes of {self._granted_by(election)}")
@@ -522,5 +532,21 @@ class Elections:
         self.node.journal(ElectionEvent.DRY_RUN_LOST if election.dry_run else ElectionEvent.ELECTION_LOST, why)
         if election.reason == FAST_FAILOVER:
             self.fast.retry()
+        elif election.reason == AGAIN:
+            self._stand_again_soon(self._tries_again + 1)
+        elif not election.dry_run and election.reason in (*TAKEOVERS, STEP_UP, HANDED_OVER):
+            self._stand_again_soon(0)
         if election.request_id is not None:
             self.node.reply(election.request_id, Refused(ErrorCode.COMMAND_FAILED, f"election failed: {why}"))
+
+    def _stand_again_soon(self, tries: int) -> None:
+        """Plan a next try after an election that ended a working primary in vain; else nobody leads until a timeout.
+
+        The primary wrote between the dry run and the votes, so voters with a newer entry refused, as they must (Raft,
+        5.4.1). Now nobody writes. This member asks the others for their positions, and fetches that entry from them.
+        """
+        node, self._tries_again = self.node, tries
+        if tries < TRIES:
+            self._again_due = Millis(node.now + RETRY_MS + int(node.rng.random() * RETRY_MS))
+            for peer in node.peers.values():
+                peer.heartbeat_due = min(peer.heartbeat_due, node.now)

@@ -28,8 +28,9 @@ ELECTION_COUNTERS = {
     "freezeTimeout": ("singleNodePromptElection",),
     "fastFailover": ("fastFailover",),
     "initiate": ("initiate",),
+    "standsAgain": ("standsAgain",),
 }
-"""Name in serverStatus -> reasons. The last two are not MongoDB's."""
+"""Name in serverStatus -> reasons. The last three are not MongoDB's."""
 
 
 def candidate_document(metrics: CandidateMetrics, caught_up: int) -> dict[str, object]:

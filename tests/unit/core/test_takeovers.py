@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,9 +11,19 @@ import pytest
 from replset.config import Member, Settings
 from replset.core.effects import RecordElectionEvent, Reply
 from replset.core.member_state import MemberState
-from replset.core.messages import AbortCatchUpRequest, Done, Refused, Request, VoteReply, VoteRequest
+from replset.core.messages import (
+    AbortCatchUpRequest,
+    Done,
+    HeartbeatRequest,
+    Refused,
+    Request,
+    StepUpRequest,
+    VoteReply,
+    VoteRequest,
+)
 from replset.errors import ErrorCode
 from replset.ids import MemberId, Millis, OpTime, pack_ts
+from tests.simulation.core_kit.cluster import CoreCluster
 from tests.simulation.core_kit.machine import members_of
 from tests.unit.core.single_node import (
     NOW,
@@ -182,6 +193,133 @@ def test_it_is_the_voters_who_end_a_flap() -> None:
         assert not vote_requests(effects)
         hear(node, now)
     assert any("member 0 took over" in detail for detail in events)
+
+
+def refuse(node: SingleNode, now: int) -> None:
+    """Let both others refuse their votes."""
+    for number in (1, 2):
+        reply = VoteReply(node.term, False, "newer", MemberId(number), f"i{number}")
+        node.answer(number, VoteRequest, reply, now)
+
+
+def elections_of(node: SingleNode, since: int, limit_ms: int) -> list[tuple[int, str]]:
+    """(milliseconds, reason) of each dry run after `since`; the others refuse each."""
+    found: list[tuple[int, str]] = []
+    for now in range(since, since + limit_ms, 10):
+        if requests := vote_requests(node.tick(Millis(now))):
+            found.append((now - since, requests[0].reason))
+            refuse(node, now)
+    return found
+
+
+def end_the_primary(node: SingleNode, reason: str) -> int:
+    """It stands in a new term: when."""
+    if reason == "priorityTakeover":
+        until_it_asks(node, 30_000)
+        grant(node, 2)
+    else:
+        node.receive(Request(3, StepUpRequest(skip_dry_run=reason == "stepUpRequestSkipDryRun")), node._state.now)
+        if reason == "stepUpRequest":
+            grant(node, 2)
+    assert node._elections.election is not None
+    assert not node._elections.election.dry_run
+    return int(node._state.now)
+
+
+def ended_in_vain(node: SingleNode, reason: str) -> int:
+    """It ends the primary and finds no majority: when."""
+    now = end_the_primary(node, reason)
+    refuse(node, now)
+    return now
+
+
+@pytest.mark.parametrize("reason", ["priorityTakeover", "stepUpRequest", "stepUpRequestSkipDryRun"])
+def test_who_ended_a_primary_in_vain_stands_again_a_few_times_before_the_timeout(reason: str) -> None:
+    node = follower(priority=5.0)
+    tries = elections_of(node, ended_in_vain(node, reason), 2 * TIMEOUT)
+    soon = [when for when, why in tries if why == "standsAgain"]
+    assert [why for _, why in tries] == ["standsAgain"] * 3 + ["electionTimeout"] * (len(tries) - 3)
+    assert all(150 <= later - before <= 310 for before, later in pairwise([0, *soon]))
+    assert TIMEOUT <= tries[3][0] <= 1.2 * TIMEOUT
+
+
+def test_who_ended_a_primary_in_vain_asks_the_others_at_once_what_they_have() -> None:
+    node = follower(priority=5.0)
+    now = end_the_primary(node, "stepUpRequestSkipDryRun")
+    for number in (1, 2):
+        node.receive_heartbeat(number, now)
+    before = len(node.sent)
+    refuse(node, now)
+    assert [type(send.body) for send in node.sent[before:]] == [HeartbeatRequest] * 2
+
+
+def test_who_ended_a_primary_in_vain_leaves_the_next_one_alone() -> None:
+    node = follower(priority=5.0)
+    now = ended_in_vain(node, "stepUpRequestSkipDryRun")
+    node.tick(Millis(now))
+    node.receive_heartbeat(1, now, state=MemberState.PRIMARY, primary_id=MemberId(1), config_term=2)
+    assert node._state.primary_id == 1
+    assert elections_of(node, now, 1_000) == []
+
+
+def test_who_ended_a_primary_in_vain_leaves_the_candidate_alone_that_it_votes_for() -> None:
+    node = follower(priority=5.0)
+    now = ended_in_vain(node, "stepUpRequestSkipDryRun")
+    assert take_over(node, now, dry_run=False).granted
+    assert elections_of(node, now, 1_000) == []
+
+
+def test_who_was_elected_meanwhile_does_not_stand_again_when_it_leads_no_more() -> None:
+    node = follower(priority=5.0)
+    now = ended_in_vain(node, "stepUpRequestSkipDryRun")
+    node.receive(Request(4, StepUpRequest(skip_dry_run=True)), now)
+    grant(node, 2)
+    assert node.state is MemberState.PRIMARY
+    node.receive_heartbeat(1, now, term=node.term + 1)
+    assert node.state is MemberState.SECONDARY
+    assert elections_of(node, now, 1_000) == []
+
+
+def test_a_dry_run_that_is_lost_ends_no_primary() -> None:
+    node = follower(priority=5.0)
+    node.receive(Request(3, StepUpRequest(skip_dry_run=False)), node._state.now)
+    now = int(node._state.now)
+    refuse(node, now)
+    assert elections_of(node, now, 1_000) == []
+
+
+@pytest.mark.parametrize("state", [MemberState.PRIMARY, MemberState.SECONDARY])
+def test_a_voter_with_contact_to_a_primary_refuses_who_stands_again(state: MemberState) -> None:
+    node = follower()
+    hear(node, NOW + 2_000, state=state)
+    request = VoteRequest("rs0", node.term, MemberId(2), "i2", 1, 2, at(1), True, "standsAgain")
+    answer = asked(node, request, NOW + 2_000)
+    assert isinstance(answer, VoteReply)
+    assert answer.granted is (state is MemberState.SECONDARY)
+
+
+def test_a_takeover_from_a_primary_that_always_writes_makes_no_long_outage() -> None:
+    """The primary has newer entries than the candidate at any time, as those have that follow it more closely."""
+    cluster = CoreCluster(3)
+    rows = [replace(row, priority=float(1 + 4 * (row.id == 2))) for row in members_of(3)]
+    cluster.initiate(*members_of(3))
+    first = cluster.elect()
+    cluster.until(cluster.all_counted)
+    assert first is not cluster[2]
+    cluster.reconfig(cluster.number_of(first), cluster.user_config(0, *rows))
+    taken: list[int] = []
+
+    def write() -> None:
+        leader = cluster.primary
+        if leader is not None and leader.write("x") is not None:
+            taken.append(cluster.now)
+        cluster.at(1, write)
+
+    write()
+    cluster.until(lambda: cluster.primary is cluster[2], 5_000)
+    cluster.run(500)
+    timeout = cluster[2].node._state.settings.election_timeout_ms
+    assert max(after - before for before, after in pairwise(taken)) < timeout // 2
 
 
 # --- the end of catch-up ---------------------------------------------------------------------------------------------
