@@ -14,7 +14,7 @@ from replset.bson import decode, encode
 from replset.errors import BadValueError, ErrorCode, InvalidOptionsError, NotBuiltError, StorageError
 from replset.features.crud.candidates import index_key
 from replset.features.crud.filters import Filter, filter_of
-from replset.features.crud.find_by_id import begin_find, find_by_id, has_simple_fields, reply_of
+from replset.features.crud.find_by_id import begin_find, find_by_id, looks_simple, reply_of
 from replset.features.crud.get_more import first_batch
 from replset.features.crud.hint import Hint, bad_hint, hint_of, limits_of
 from replset.features.crud.let import let_of, variables_of
@@ -456,7 +456,7 @@ COMMANDS: tuple[Command, ...] = (
         _FIELDS,
         where=Where.READABLE,
         read_concern=True,
-        at_once=AtOnce(begin_find, has_simple_fields),
+        at_once=AtOnce(begin_find, looks_simple),
         prepared_read=reply_of,
         needs=Action.FIND,
     ),

@@ -31,9 +31,13 @@ _LONGEST: Final = 1024
 """Bytes of a filter that is read here."""
 
 
-def has_simple_fields(body: RawDocument) -> bool:
-    """Whether a find has only fields that are read here."""
-    return body.has_only(_SIMPLE)
+def looks_simple(body: RawDocument) -> bool:
+    """Whether a find has only fields that are read here, and a filter that begins with an `_id` of a simple type.
+
+    Others are not begun here, since what their checks take would be for nothing.
+    """
+    raw = body.get_raw("filter") if body.has_only(_SIMPLE) else None
+    return raw is not None and raw[5:9] == _ID and raw[4] in _SIMPLE_IDS
 
 
 def begin_find(ctx: CommandContext, waiter: Completion) -> bool:
@@ -49,7 +53,7 @@ def begin_find(ctx: CommandContext, waiter: Completion) -> bool:
 def find_by_id(ctx: CommandContext) -> bytes | None:
     """Return the reply; None: the command is not simple."""
     body, member = ctx.body, ctx.member
-    if not has_simple_fields(body) or ctx.database in ("local", "admin"):
+    if not looks_simple(body) or ctx.database in ("local", "admin"):
         return None
     if not (_is_count(body, "limit") and _is_count(body, "batchSize") and body.type_of("singleBatch") in (None, _BOOL)):
         return None

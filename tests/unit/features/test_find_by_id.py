@@ -141,6 +141,27 @@ def test_others_are_not_answered_at_once_and_not_counted_twice(filled: Client, c
     assert filled.dispatcher.counts["find"] == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "begins"),
+    [
+        ({"find": "c", "filter": {"_id": OID}}, True),
+        ({"find": "c", "filter": {"_id": OID, "n": 1}}, True),
+        ({"find": "c", "filter": {"n": 1}}, False),
+        ({"find": "c", "filter": {"_id": {"$gt": 1}}}, False),
+        ({"find": "c", "filter": {"_id": None}}, False),
+        ({"find": "c", "filter": {}}, False),
+        ({"find": "c"}, False),
+        ({"find": "c", "filter": "x"}, False),
+        ({"find": "c", "filter": {"_id": OID}, "sort": {"n": 1}}, False),
+    ],
+)
+def test_is_only_begun_at_once_where_it_may_come_to_an_end(
+    filled: Client, command: dict[str, Any], begins: bool
+) -> None:
+    """Else all checks of the command would be made twice."""
+    assert (filled.dispatcher.at_once(request_of(filled, command).body) is not None) is begins
+
+
 def test_a_secondary_answers_only_who_allows_it(filled: Client) -> None:
     filled.rig.step_down()
     command = {"find": "c", "filter": {"_id": OID}}
