@@ -49,7 +49,7 @@ from replset.operations.write_concern import (
 from replset.replication.session_write import SessionWrite
 from replset.replication.write_ops import WriteGroup, do_inserts_of
 from replset.storage.catalog import Collection
-from replset.storage.sessions import read_record
+from replset.storage.sessions import txn_number_of
 
 if TYPE_CHECKING:
     from replset.operations.command import Command, CommandContext
@@ -333,7 +333,7 @@ class PreparedWrite:
         if session is None or session.txn_number is None:
             return None
         record = group.txn.session(session.key)
-        if record is not None and read_record(record).txn_number >= session.txn_number:
+        if record is not None and txn_number_of(record) >= session.txn_number:
             raise UnusualError
         return SessionWrite(session.key, session.lsid.raw, session.txn_number)
 

@@ -29,7 +29,7 @@ from replset.replication.held_keys import HeldKeys, Place
 from replset.replication.write_ops import WriteGroup
 from replset.replication.write_set import WriteSet
 from replset.storage.catalog import SESSIONS
-from replset.storage.sessions import read_record
+from replset.storage.sessions import txn_number_of
 
 T = TypeVar("T")
 LIFETIME_S: Final = 60
@@ -162,7 +162,7 @@ class TransactionTable:
         """The newest number that the session has used, for a transaction or a retryable write; -1: none."""
         transaction = self._newest.get(key)
         raw = self._member.store.get(SESSIONS, key)
-        written = -1 if raw is None else read_record(raw).txn_number
+        written = -1 if raw is None else txn_number_of(raw)
         return written if transaction is None else max(written, transaction.number)
 
     def check_retryable_write(self, key: bytes, number: int) -> None:

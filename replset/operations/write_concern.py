@@ -46,7 +46,7 @@ from replset.operations.waiters import Completion, done_within
 from replset.optime import optime_document
 from replset.replication.write_ops import ReplicatedDocument, WriteGroup, do_create
 from replset.storage.catalog import SESSIONS
-from replset.storage.sessions import read_record
+from replset.storage.sessions import txn_number_of
 from replset.storage.store import Store
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ def _was_begun(ctx: CommandContext) -> bool:
     if session is None or not session.is_retryable_write:
         return False
     raw = ctx.member.store.get(SESSIONS, session.key)
-    return raw is not None and read_record(raw).txn_number == session.txn_number
+    return raw is not None and txn_number_of(raw) == session.txn_number
 
 
 def _level_of(ctx: CommandContext, ns: str | None = None) -> WriteConcern | None:

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from replset.bson import RawDocument, decode, encode, encode_key
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import OplogEntry, extra_fields, noop_entry
-from replset.storage.sessions import SessionRecord, encode_record
+from replset.storage.sessions import encode_record
 from replset.storage.txn import Txn
 
 EXPIRED, ANSWERED = "sessions expired", "answer"
@@ -88,7 +88,7 @@ class SessionWrite:
     ) -> None:
         """Write the session's record: the entry at `optime` is its newest. before, after: see `image`."""
         image = None if self.image is None else before if self.image == "preImage" else after
-        record = encode_record(self._lsid, SessionRecord(self.txn_number, optime, wall_ms), image=image)
+        record = encode_record(self._lsid, self.txn_number, optime, wall_ms, image=image)
         txn.put_session(self.key, record, ts=optime.ts)
         self.previous = optime
 
@@ -97,8 +97,8 @@ class SessionWrite:
         self.stmt_id = NO_STATEMENT
         entry = noop_entry({"msg": ANSWERED, "answer": answer}, optime, wall_ms, self.extra())
         txn.append(entry, optime, op="n", ns="", wall_ms=wall_ms)
-        newest = SessionRecord(self.txn_number, optime, wall_ms)
-        txn.put_session(self.key, encode_record(self._lsid, newest, answer=encode(answer)), ts=optime.ts)
+        record = encode_record(self._lsid, self.txn_number, optime, wall_ms, answer=encode(answer))
+        txn.put_session(self.key, record, ts=optime.ts)
         self.previous = optime
 
 
@@ -114,7 +114,7 @@ def read_extra(extra: bytes) -> tuple[bytes, int] | None:
 def record_insert(txn: Txn, session: tuple[bytes, int], optime: OpTime, wall_ms: int) -> None:
     """Do as `record_applied` for an insert. session: see `read_extra`."""
     lsid, txn_number = session
-    txn.put_session(session_key(lsid), encode_record(lsid, SessionRecord(txn_number, optime, wall_ms)), ts=optime.ts)
+    txn.put_session(session_key(lsid), encode_record(lsid, txn_number, optime, wall_ms), ts=optime.ts)
 
 
 @lru_cache(maxsize=4096)
@@ -129,9 +129,10 @@ def record_applied(txn: Txn, entry: OplogEntry, image: bytes | None = None) -> N
     if session is None:
         return
     lsid, txn_number = session
-    record = SessionRecord(txn_number, entry.optime, entry.wall_ms)
     answer = entry.o.get_raw("answer") if entry.op == "n" else None
-    document = encode_record(lsid.raw, record, is_committed=entry.op == "c", image=image, answer=answer)
+    document = encode_record(
+        lsid.raw, txn_number, entry.optime, entry.wall_ms, is_committed=entry.op == "c", image=image, answer=answer
+    )
     txn.put_session(session_key(lsid.raw), document, ts=entry.optime.ts)
 
 

@@ -19,7 +19,12 @@ COMMITTED: Final = "committed"
 _INC_MASK = (1 << 31) - 1
 _ID = b"\x03_id\0"
 # txnNum, lastWriteOpTime {ts, t}, lastWriteDate: the same fields behind every _id.
-_fields = Struct("<8sq17sI4sII3sqx15sq")
+_FIELDS: Final = "8sq17sI4sII3sqx15sq"
+_fields = Struct("<" + _FIELDS)
+_LSID_SIZE: Final = 72
+_record = Struct(f"<i5s{_LSID_SIZE}s{_FIELDS}x")
+"""A whole record without more fields, of an lsid {id, uid} as clients have it."""
+_number = Struct("<8sq")
 _TXN = b"\x12txnNum\0"
 _OPTIME = b"\x03lastWriteOpTime\0"
 _TS, _T = b"\x11ts\0", b"\x12t\0"
@@ -38,24 +43,30 @@ class SessionRecord(NamedTuple):
 
 def encode_record(
     lsid: bytes,
-    record: SessionRecord,
+    txn_number: int,
+    optime: OpTime,
+    wall_ms: int,
     *,
     is_committed: bool = False,
     image: bytes | None = None,
     answer: bytes | None = None,
 ) -> bytes:
-    """The document. lsid: bytes of {id, uid}. is_committed: the entry is the commit of a transaction.
+    """The document. lsid: bytes of {id, uid}. txn_number, optime, wall_ms: as in `SessionRecord`.
 
-    image: the document that the retry of a findAndModify answers. answer: that of a whole command, for all its retries.
+    is_committed: the entry is the commit of a transaction. image: the document that the retry of a findAndModify
+    answers. answer: that of a whole command, for all its retries.
     """
-    number, (term, ts), wall_ms = record
-    fields = _fields.pack(_TXN, number, _OPTIME, 28, _TS, ts & _INC_MASK, ts >> 31, _T, term, _DATE, wall_ms)
+    term, ts = optime
+    fields = (_TXN, txn_number, _OPTIME, 28, _TS, ts & _INC_MASK, ts >> 31, _T, term, _DATE, wall_ms)
+    if len(lsid) == _LSID_SIZE and not is_committed and image is None and answer is None:
+        return _record.pack(_record.size, _ID, lsid, *fields)
+    packed = _fields.pack(*fields)
     more = _COMMITTED if is_committed else b""
     if image is not None:
         more += b"\x03image\0" + image
     if answer is not None:
         more += b"\x03answer\0" + answer
-    return b"".join((_int32.pack(10 + len(lsid) + len(fields) + len(more)), _ID, lsid, fields, more, b"\0"))
+    return b"".join((_int32.pack(10 + len(lsid) + len(packed) + len(more)), _ID, lsid, packed, more, b"\0"))
 
 
 def read_record(document: bytes) -> SessionRecord:
@@ -68,6 +79,17 @@ def read_record(document: bytes) -> SessionRecord:
     if txn != _TXN or name != _OPTIME or date != _DATE:
         raise CorruptDataError("a session's record is damaged")
     return SessionRecord(number, OpTime(term, pack_ts(seconds, increment)), wall_ms)
+
+
+def txn_number_of(document: bytes) -> int:
+    """The number of a record, by itself. CorruptDataError as `read_record`."""
+    try:
+        txn, number = _number.unpack_from(document, 9 + _int32.unpack_from(document, 9)[0])
+    except StructError as error:
+        raise CorruptDataError("a session's record is damaged") from error
+    if txn != _TXN:
+        raise CorruptDataError("a session's record is damaged")
+    return int(number)
 
 
 def is_committed(document: bytes) -> bool:

@@ -20,7 +20,7 @@ from replset.oplog_entry import OplogEntry
 from replset.replication.session_write import record_applied
 from replset.replication.write_ops import WriteGroup
 from replset.storage.catalog import SESSIONS
-from replset.storage.sessions import is_committed, read_record
+from replset.storage.sessions import is_committed, txn_number_of
 
 
 async def commit_transaction(ctx: CommandContext) -> Reply:
@@ -79,7 +79,7 @@ async def _commit_once(
 def _was_committed(member: Kernel, key: bytes, number: int) -> bool:
     """Whether the session's record says so: after a failover it is all that the new primary knows."""
     raw = member.store.get(SESSIONS, key)
-    return raw is not None and read_record(raw).txn_number == number and is_committed(raw)
+    return raw is not None and txn_number_of(raw) == number and is_committed(raw)
 
 
 async def _commit(member: Kernel, transaction: Transaction) -> None:
