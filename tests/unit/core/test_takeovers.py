@@ -280,12 +280,40 @@ def test_who_was_elected_meanwhile_does_not_stand_again_when_it_leads_no_more() 
     assert elections_of(node, now, 1_000) == []
 
 
-def test_a_dry_run_that_is_lost_ends_no_primary() -> None:
+def test_the_next_try_is_made_when_it_is_due() -> None:
     node = follower(priority=5.0)
+    ended_in_vain(node, "stepUpRequestSkipDryRun")
+    due = node._elections._again_due
+    assert node.next_tick_at() <= due
+    assert vote_requests(node.tick(due))
+
+
+def without_a_primary() -> SingleNode:
+    node = follower(priority=5.0)
+    hear(node, NOW + 2_000, state=MemberState.SECONDARY, primary_id=None)
+    node._state.primary_id = None
+    return node
+
+
+def test_a_dry_run_that_is_lost_ends_no_primary() -> None:
+    node = without_a_primary()
     node.receive(Request(3, StepUpRequest(skip_dry_run=False)), node._state.now)
     now = int(node._state.now)
     refuse(node, now)
     assert elections_of(node, now, 1_000) == []
+
+
+def test_who_stood_after_a_timeout_and_lost_waits_for_the_next_one() -> None:
+    node = without_a_primary()
+    while not vote_requests(node.tick(Millis(node._state.now + 100))):
+        for number in (1, 2):
+            if node._state.peers[node.open(number, object).to].heartbeat_id is not None:
+                node.receive_heartbeat(number, node._state.now)
+    assert node._elections.last_reason == "electionTimeout"
+    now = int(node._state.now)
+    grant(node, 2)
+    refuse(node, now)
+    assert elections_of(node, now, TIMEOUT - 1) == []
 
 
 @pytest.mark.parametrize("state", [MemberState.PRIMARY, MemberState.SECONDARY])
