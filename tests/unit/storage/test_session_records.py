@@ -19,7 +19,8 @@ MORE: list[dict[str, Any]] = [
     {},
     {"is_committed": True},
     {"image": encode({"_id": 1})},
-    {"answer": encode({"ok": 1.0}), "is_committed": True},
+    {"answer": encode({"ok": 1.0})},
+    {"image": encode({}), "answer": encode({}), "is_committed": True},
 ]
 
 
