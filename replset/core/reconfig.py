@@ -219,6 +219,8 @@ class Reconfigs:
             self._automatic_change()
         if node.commit_point_paused and not waited:
             node.journal("reconfig", "majority writes wait for a member that is about to get its vote")
+        if waited and not node.commit_point_paused:
+            self._leader.update_commit_point()  # the member may be gone, and nothing else happen for seconds
 
     def next_due(self) -> Millis:
         return NEVER if self._change is None else self._change.deadline

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replset.core.effects import Persist, RecordElectionEvent, Send
+from replset.core.effects import CommitPointAdvanced, Persist, RecordElectionEvent, Send
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     DrainFinished,
@@ -23,7 +23,7 @@ from replset.core.quorum import WriteConcern
 from replset.ids import OPTIME_NULL, MemberId, Millis
 from tests.simulation.core_kit.cluster import leader_number, running, the_config
 from tests.simulation.core_kit.machine import host, members_of
-from tests.unit.core.single_node import NOW, asked, at, lead, named, only, place, single_node
+from tests.unit.core.single_node import NOW, SingleNode, asked, at, lead, named, only, place, single_node
 
 
 def test_a_wiped_member_loses_its_vote_and_gets_it_back() -> None:
@@ -185,8 +185,8 @@ def test_a_copy_under_two_names_counts_once() -> None:
     assert node.is_satisfied(WriteConcern(2), at(2))
 
 
-def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> None:
-    """Of primary, newlyAdded and arbiter the primary commits alone; with its vote the member and the arbiter elect."""
+def lead_beside_newly_added() -> SingleNode:
+    """The primary of a set with a member that is newlyAdded and an arbiter; alone it has committed three entries."""
     rows = members_of(3, arbiters=1)
     node = single_node(config=named(rows[0], replace(rows[1], newly_added=True), rows[2]))
     node.receive_heartbeat(1)
@@ -197,7 +197,12 @@ def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> N
     node.receive_heartbeat(2, state=MemberState.ARBITER)
     node.receive(DrainFinished(2), NOW)
     node.receive(LocalPosition(place(at(2, 3))), NOW)
+    return node
 
+
+def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> None:
+    """With its vote the member and the arbiter elect."""
+    node = lead_beside_newly_added()
     journal: list[str] = []
 
     def hear(entry: int, now: int) -> bool:
@@ -224,6 +229,22 @@ def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> N
     assert node.commit_point == at(2, 4)
     node.receive_heartbeat(1, position=place(at(2, 5)), config_version=2, config_term=2, now=NOW + 8_000)
     assert node.commit_point == at(2, 5)
+
+
+def test_majority_writes_go_on_at_once_when_the_member_gets_no_vote_after_all() -> None:
+    """Nothing else need happen then that would look at the commit point again."""
+    node = lead_beside_newly_added()
+    for entry, now in ((2, NOW + 2_000), (3, NOW + 4_000)):
+        node.tick(Millis(now))
+        node.receive_heartbeat(2, state=MemberState.ARBITER, config_term=2, position=place(OPTIME_NULL), now=now)
+        node.receive_heartbeat(1, position=place(at(2, entry)), config_term=2, now=now)
+        node.receive(LocalPosition(place(at(2, entry + 2))), Millis(now + 1))
+    assert node.commit_point == at(2, 4)  # it waits for the member
+    node.tick(Millis(NOW + 4_100))
+    effects = node.receive_heartbeat(
+        1, state=MemberState.RECOVERING, quarantine="the oplog differs", config_term=2, now=NOW + 4_100
+    )
+    assert (node.commit_point, only(effects, CommitPointAdvanced)) == (at(2, 5), [CommitPointAdvanced(at(2, 5))])
 
 
 def test_a_change_that_would_leave_the_majority_to_an_emptied_disk_is_refused() -> None:
