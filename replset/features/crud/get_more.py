@@ -12,7 +12,7 @@ from replset.ids import Millis, OpTime
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext
 from replset.operations.current_operations import SHOWN_BYTES
-from replset.operations.cursors import NOBODY, Cursor, Opener
+from replset.operations.cursors import FIRST_BATCH, NOBODY, Cursor, Opener
 from replset.operations.fail_command import check_max_time, fail_get_more
 from replset.operations.namespaces import collection_field, cursor_namespace
 from replset.operations.read_concern import LINEARIZABLE, confirm_linearizable, read_point
@@ -50,7 +50,14 @@ async def first_batch(
 
 
 async def _confirmed_batch(ctx: CommandContext, cursor: Cursor, limit: int | None, await_ms: int | None) -> list[bytes]:
-    """The next batch, proven if the read is linearizable."""
+    """The next batch, proven if the read is linearizable.
+
+    A large one waits behind those that other clients read: else a small command would wait for all of theirs. A cursor
+    that awaits data has little to read.
+    """
+    if not cursor.await_data and (limit is None or limit > FIRST_BATCH):
+        await ctx.member.slices.take()
+        ctx.check_deadline()
     documents = await cursor.batch(partial(pause, ctx), limit, await_ms)
     if ctx.linearizable_term is not None:
         await confirm_linearizable(ctx)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from replset.bson import RawDocument, encode
+from replset.bson import Int64, RawDocument, encode
 from replset.features.change_streams.change_stream import KEPT_BYTES
 from replset.features.crud.scan import Scan
 from replset.ids import Millis
@@ -199,30 +199,93 @@ def test_slices_of_a_read_wait_for_their_part_of_the_turn(client: Client, member
         assert len(waited) >= number, "of 300 documents no more than 256 are one slice"
 
 
-def test_scans_that_begin_at_once_share_each_turn(
-    rig: Rig, client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A ping waits for one command of each client before it: hundreds of first slices would take a second."""
-    looks, began, fetch = count(), [0], Scan._fetch
-    member.slices = Turns(lambda: next(looks) * TIME_MS)
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many documents each slice of a scan has read."""
+    found: list[int] = []
+    fetch = Scan._fetch
 
     def counted(*arguments: Any) -> Any:
-        began[0] += 1
-        return fetch(*arguments)
+        documents, is_last = fetch(*arguments)
+        found.append(len(documents))
+        return documents, is_last
 
     monkeypatch.setattr(Scan, "_fetch", counted)
+    return found
+
+
+@pytest.mark.parametrize(
+    "command", [{"find": "c", "filter": {"n": 7}}, {"find": "c", "batchSize": 102}, {"getMore": 0, "collection": "c"}]
+)
+def test_what_begins_to_read_much_at_once_shares_each_turn(
+    rig: Rig, client: Client, member: RunningMember, fetched: list[int], command: dict[str, Any]
+) -> None:
+    """A ping waits for one command of each client before it: hundreds of first slices would take a second."""
+    looks, commands = count(), [command] * 20
+    if "getMore" in command:
+        opened = [client.ok({"find": "c", "batchSize": 2})["cursor"]["id"] for _ in commands]
+        commands = [command | {"getMore": Int64(cursor)} for cursor in opened]
+        fetched.clear()
+    member.slices = Turns(lambda: next(looks) * TIME_MS)
 
     async def most_in_a_turn() -> int:
-        finds = (member.dispatcher.run(client.request({"find": "c", "filter": {"n": 7}})) for _ in range(20))
-        all_of_them = asyncio.gather(*finds)
+        all_of_them = asyncio.gather(*(member.dispatcher.run(client.request(each)) for each in commands))
         most = before = 0
         while not all_of_them.done():
             await asyncio.sleep(0)
-            most, before = max(most, began[0] - before), began[0]
+            most, before = max(most, len(fetched) - before), len(fetched)
         return most
 
     assert rig.do(most_in_a_turn()) == 1
-    assert began[0] == 40
+    assert len(fetched) >= 20
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"find": "c", "batchSize": 101},
+        {"find": "c", "filter": {"_id": {"$gte": 0}}, "batchSize": 101},
+        {"count": "c", "query": {"n": {"$lte": 0}, "x": 7}, "hint": "n_1"},
+    ],
+)
+def test_what_may_be_little_begins_without_a_wait_and_with_a_small_slice(
+    client: Client, member: RunningMember, fetched: list[int], command: dict[str, Any]
+) -> None:
+    class Full(Turns):
+        async def take(self, size: int = 0) -> None:
+            raise AssertionError("it waits for what others read")
+
+    client.ok({"createIndexes": "c"}, indexes=[{"key": {"n": 1}, "name": "n_1"}])
+    client.ok({"insert": "c"}, documents=[{"_id": -i, "n": -i, "x": "x" * 10_000} for i in range(1, 102)])
+    member.slices = Full(lambda: 0)
+    client.ok(command)
+    assert fetched[0] <= 101
+    fetched.clear()
+    client.ok({"find": "c", "filter": {"_id": {"$lt": 0}}})
+    assert len(fetched) == 2
+    assert fetched[0] < 30, "256 KB of documents of 10 KB"
+
+
+def test_the_time_of_a_command_goes_on_while_it_waits_to_read(client: Client, member: RunningMember) -> None:
+    class Slow(Turns):
+        async def take(self, size: int = 0) -> None:
+            later(member, 60)
+
+    member.slices = Slow(lambda: 0)
+    assert client.code({"find": "c", "batchSize": 102, "maxTimeMS": 50}) == 50
+    client.ok({"find": "c", "batchSize": 101, "maxTimeMS": 50})
+
+
+def test_who_waits_for_events_does_not_wait_for_what_others_read(client: Client, member: RunningMember) -> None:
+    class Full(Turns):
+        async def take(self, size: int = 0) -> None:
+            raise AssertionError("it waits for what others read")
+
+    stream = client.ok({"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}})["cursor"]["id"]
+    client.ok({"insert": "c"}, documents=[{"_id": 1_000}])
+    member.slices = Full(lambda: 0)
+    events = client.ok({"getMore": Int64(stream), "collection": "c"})["cursor"]["nextBatch"]
+    assert [event["documentKey"] for event in events] == [{"_id": 1_000}]
 
 
 def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
