@@ -14,6 +14,8 @@ from replset.ids import OPTIME_NULL, HostPort
 def lag_ms(node: NodeState, host: HostPort) -> int | None:
     """Return by how much the data of the member at `host` may be too old; None if it has no data, or is not known.
 
+    An arbiter that once was another member still has that one's old entries, and they count for nothing.
+
     The primary's newest entry is the measure. Without a primary it is the newest of a majority. A node that reaches
     neither cannot know what it lacks, so the age of its newest entry counts.
     """
@@ -21,7 +23,8 @@ def lag_ms(node: NodeState, host: HostPort) -> int | None:
     if peer is None and host != node.host:
         return None
     position = node.position if peer is None else peer.position
-    if position.last_applied == OPTIME_NULL:
+    member = None if node.config is None else node.config.member_at(host)
+    if position.last_applied == OPTIME_NULL or (member is not None and member.arbiter_only):
         return None
     newest, silent_ms = _newest(node)
     if peer is not None:

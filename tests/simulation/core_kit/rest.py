@@ -125,7 +125,7 @@ def _fault_of_row(cluster: CoreCluster, machine: CoreMachine, row: MemberStatus)
         "config_version": config.version,
         "config_term": config.term,
         "message": "",
-        "lag_ms": 0 if other.disk.log else None,
+        "lag_ms": 0 if other.disk.log and not (member and member.arbiter_only) else None,
         "last_heartbeat_wall_ms": heard[0],
         "last_heartbeat_recv_wall_ms": heard[1],
     }

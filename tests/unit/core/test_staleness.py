@@ -11,7 +11,7 @@ from replset.core.staleness import lag_ms
 from replset.core.state import NodeState
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis
 from tests.simulation.core_kit.machine import WALL, host
-from tests.unit.core.single_node import CONFIG, at, lead, single_node
+from tests.unit.core.single_node import CONFIG, at, lead, shaped, single_node
 
 NOW = Millis(1_000_000_000)
 
@@ -91,6 +91,16 @@ def test_of_others() -> None:
     assert lag_ms(state, host(2)) == 11_000
     state.position = state.peers[host(2)].position = Position(OPTIME_NULL, OPTIME_NULL, 0, 0)
     assert [lag_ms(state, one) for one in (host(0), host(2), HostPort("elsewhere:1"))] == [None, None, None]
+
+
+def test_an_arbiter_with_old_entries_is_not_behind() -> None:
+    state = single_node(config=shaped("PSA"))._state
+    state.position = state.peers[host(1)].position = Position(at(3), at(3), WALL, 0)
+    state.peers[host(2)].position = Position(at(1), at(1), WALL - 60_000, 0)
+    assert lag_ms(state, host(2)) is None
+    assert lag_ms(state, host(1)) is not None
+    state.host = host(2)
+    assert lag_ms(state, host(2)) is None
 
 
 def test_a_primary_is_never_behind() -> None:
