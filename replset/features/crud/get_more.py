@@ -50,14 +50,7 @@ async def first_batch(
 
 
 async def _confirmed_batch(ctx: CommandContext, cursor: Cursor, limit: int | None, await_ms: int | None) -> list[bytes]:
-    """The next batch, proven if the read is linearizable.
-
-    A large one waits behind those that other clients read: else a small command would wait for all of theirs. A cursor
-    that awaits data has little to read.
-    """
-    if not cursor.await_data and (limit is None or limit > FIRST_BATCH):
-        await ctx.member.slices.take()
-        ctx.check_deadline()
+    """The next batch, proven if the read is linearizable."""
     documents = await cursor.batch(partial(pause, ctx), limit, await_ms)
     if ctx.linearizable_term is not None:
         await confirm_linearizable(ctx)
@@ -129,6 +122,10 @@ async def get_more(ctx: CommandContext) -> Reply:
         if ctx.member.fail_points.active:
             fail_get_more(ctx)
             check_max_time(ctx)
+        if not cursor.await_data and not 0 < batch_size <= FIRST_BATCH:
+            # Else a small command of another client waits for the large batches of all. Who awaits data reads little.
+            await ctx.member.slices.take()
+            ctx.check_deadline()
         if cursor.linearizable:
             await read_point(ctx, LINEARIZABLE)
         with ctx.cursors.space_for_batch(cursor, ctx.request.batch_bytes):

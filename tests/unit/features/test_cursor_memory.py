@@ -215,7 +215,12 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "command", [{"find": "c", "filter": {"n": 7}}, {"find": "c", "batchSize": 102}, {"getMore": 0, "collection": "c"}]
+    "command",
+    [
+        {"find": "c", "filter": {"n": 7}},
+        {"getMore": 0, "collection": "c"},
+        {"getMore": 0, "collection": "c", "batchSize": 102},
+    ],
 )
 def test_what_begins_to_read_much_at_once_shares_each_turn(
     rig: Rig, client: Client, member: RunningMember, fetched: list[int], command: dict[str, Any]
@@ -243,7 +248,7 @@ def test_what_begins_to_read_much_at_once_shares_each_turn(
 @pytest.mark.parametrize(
     "command",
     [
-        {"find": "c", "batchSize": 101},
+        {"find": "c"},
         {"find": "c", "filter": {"_id": {"$gte": 0}}, "batchSize": 101},
         {"count": "c", "query": {"n": {"$lte": 0}, "x": 7}, "hint": "n_1"},
     ],
@@ -264,16 +269,18 @@ def test_what_may_be_little_begins_without_a_wait_and_with_a_small_slice(
     client.ok({"find": "c", "filter": {"_id": {"$lt": 0}}})
     assert len(fetched) == 2
     assert fetched[0] < 30, "256 KB of documents of 10 KB"
+    cursor = client.ok({"find": "c", "batchSize": 2})["cursor"]["id"]
+    client.ok({"getMore": Int64(cursor), "collection": "c", "batchSize": 101})
 
 
-def test_the_time_of_a_command_goes_on_while_it_waits_to_read(client: Client, member: RunningMember) -> None:
+def test_the_time_of_a_cursor_goes_on_while_it_waits_to_read(client: Client, member: RunningMember) -> None:
     class Slow(Turns):
         async def take(self, size: int = 0) -> None:
             later(member, 60)
 
     member.slices = Slow(lambda: 0)
-    assert client.code({"find": "c", "batchSize": 102, "maxTimeMS": 50}) == 50
-    client.ok({"find": "c", "batchSize": 101, "maxTimeMS": 50})
+    cursor = client.ok({"find": "c", "batchSize": 2, "maxTimeMS": 50})["cursor"]["id"]
+    assert client.code({"getMore": Int64(cursor), "collection": "c"}) == 50
 
 
 def test_who_waits_for_events_does_not_wait_for_what_others_read(client: Client, member: RunningMember) -> None:
