@@ -336,11 +336,14 @@ class ConsumerReaders(Clients):
         """Read and acknowledge all that is left, on a set that is well."""
         client, rng = self._new_client(), random.Random(1)
         for name in self._followed:
-            quiet_since, quiet_ms = self._loop.now_ms, 2 * DELAYED_MS + (max(AHEAD_MS) if name == LATER else 0)
+            quiet_ms = 2 * DELAYED_MS + (max(AHEAD_MS) if name == LATER else 0)
+            quiet_since: int | None = None  # of the first answer in a row without an event; one may take long itself
             for _ in range(DRAIN_TRIES):
                 self.primary = primary()
                 found = await self._read(name, client, rng, "last")
                 if found is None or found["events"] or found.get("active") is False or found.get("outstanding"):
+                    quiet_since = None
+                elif quiet_since is None:
                     quiet_since = self._loop.now_ms
                 elif self._loop.now_ms - quiet_since > quiet_ms:
                     break
