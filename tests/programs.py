@@ -11,7 +11,17 @@ from pathlib import Path
 
 import psutil
 
+from replset.local_set import free_ports
+
 MARK = "STARTED_BY_TEST"
+
+
+def free_port() -> int:
+    """A free port with a free HTTP port, from four of this process alone.
+
+    They are below 32768: above it the system takes ports for outgoing connections, also between a look and a start.
+    """
+    return free_ports(1, 11_000 + os.getpid() % 1_000 * 4)[0]
 
 
 @contextmanager

@@ -22,12 +22,12 @@ from api.lines import BATCH_BYTES
 from api.serve import HttpServer
 from replset.bson import Int64, RawDocument, encode
 from replset.ids import HostPort
-from replset.local_set import free_ports
 from replset.member.net.connections import ConnectionSlots
 from replset.operations import turns
 from replset.operations.admission import MAX_BYTES_IN_USE
 from replset.operations.request import CommandRequest, Reply
 from replset.operations.turns import Turns
+from tests.programs import free_port
 from tests.unit.api.kit import Api
 
 ON_SOCKETS = True
@@ -78,7 +78,7 @@ def served(api: Api, loop: asyncio.AbstractEventLoop) -> Iterator[Served]:
 
 @asynccontextmanager
 async def serving(api: Api, most: int = 100) -> AsyncIterator[Served]:
-    served = Served(api, free_ports(1, 41_000)[0], most)
+    served = Served(api, free_port(), most)
     await served.server.start()
     try:
         yield served

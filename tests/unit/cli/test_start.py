@@ -26,6 +26,7 @@ from replset.storage.disk import RealDisk
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store, lock_dbpath
 from tests.integration.forked import run_program
+from tests.programs import free_port
 
 COMMAND = [sys.executable, "-m", "replset.cli.main", "start", "--replSet", "rs0"]
 BARE_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
@@ -34,7 +35,7 @@ HEAVY = ("typer", "rich", "sqlite_utils", "pandas", "numpy")
 
 @pytest.fixture
 def port() -> int:
-    return free_ports(1, 31000 + os.getpid() % 1000 * 4)[0]
+    return free_port()
 
 
 def made_dbpath(folder: Path) -> Path:
