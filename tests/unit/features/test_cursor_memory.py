@@ -11,7 +11,7 @@ import pytest
 
 from replset.bson import Int64, RawDocument, encode
 from replset.features.change_streams.change_stream import KEPT_BYTES
-from replset.features.crud.scan import Scan
+from replset.features.crud.scan import SLICE_BYTES, Scan
 from replset.ids import Millis
 from replset.member.member import RunningMember
 from replset.operations import cursors
@@ -270,7 +270,16 @@ def test_what_may_be_little_begins_without_a_wait_and_with_a_small_slice(
     assert len(fetched) == 2
     assert fetched[0] < 30, "256 KB of documents of 10 KB"
     cursor = client.ok({"find": "c", "batchSize": 2})["cursor"]["id"]
-    client.ok({"getMore": Int64(cursor), "collection": "c", "batchSize": 101})
+    for size in (1, 101):
+        client.ok({"getMore": Int64(cursor), "collection": "c", "batchSize": size})
+
+
+def test_a_slice_has_few_megabytes(client: Client, fetched: list[int]) -> None:
+    client.ok({"insert": "large"}, documents=[{"_id": i, "x": "x" * 100_000} for i in range(50)])
+    cursor = client.ok({"find": "large", "batchSize": 1})["cursor"]["id"]
+    fetched.clear()
+    assert len(client.ok({"getMore": Int64(cursor), "collection": "large"})["cursor"]["nextBatch"]) == 49
+    assert fetched[0] <= SLICE_BYTES // 100_000 + 1
 
 
 def test_the_time_of_a_cursor_goes_on_while_it_waits_to_read(client: Client, member: RunningMember) -> None:
