@@ -304,7 +304,9 @@ def test_who_waits_for_events_does_not_wait_for_what_others_read(client: Client,
     assert [event["documentKey"] for event in events] == [{"_id": 1_000}]
 
 
-def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each page of a scan in natural order has read."""
     rows: list[int] = []
     pages = natural_order.page_of
 
@@ -314,6 +316,20 @@ def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(client: Client, monk
         return page, more
 
     monkeypatch.setattr(natural_order, "page_of", counted)
+    return rows
+
+
+def test_the_first_slice_reads_no_more_of_large_documents_than_it_keeps(
+    client: Client, fetched: list[int], rows_read: list[int]
+) -> None:
+    client.ok({"insert": "large"}, documents=[{"_id": i, "x": "x" * 100_000} for i in range(20)])
+    client.ok({"find": "large", "batchSize": 1_000})
+    assert fetched[0] == rows_read[0] == 3
+
+
+def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(
+    client: Client, monkeypatch: pytest.MonkeyPatch, rows_read: list[int]
+) -> None:
     table, take = client.dispatcher.cursors, 10_000
     reply = client.ok({"find": "c", "batchSize": 1})["cursor"]
     (cursor,) = table._open.values()
@@ -322,13 +338,13 @@ def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(client: Client, monk
     monkeypatch.setattr(table, "space_for_batch", lambda cursor, most: space(cursor, take))
     monkeypatch.setattr(cursors, "LEAST_BATCH_BYTES", take)
     client.ok({"getMore": reply["id"], "collection": "c"})
-    rows.clear()
+    rows_read.clear()
     while seen < 100:
         found = client.ok({"getMore": reply["id"], "collection": "c"})["cursor"]["nextBatch"]
         seen += len(found)
         assert len(found) <= 10
         assert len(cursor._waiting) <= 10  # type: ignore[attr-defined]
-    assert max(rows) <= 12
+    assert max(rows_read) <= 12
 
 
 def test_the_first_batch_of_few_bytes_keeps_none_either(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
