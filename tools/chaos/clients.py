@@ -118,9 +118,14 @@ class Clients:
                 concern["afterClusterTime"] = Timestamp(after >> 31, after & 0x7FFFFFFF)
             try:
                 reply = connections.ask(target, {**_FIND, "readConcern": concern, "maxTimeMS": 4_000})
-                if reply.get("ok") == 1.0:
-                    documents = reply["cursor"]["firstBatch"]
-                    read.found, read.keys = numbers_in(documents), [int(document["_id"]) for document in documents]
+                documents: list[dict[str, Any]] = []
+                while reply.get("ok") == 1.0:  # a member that is asked much gives small batches
+                    cursor = reply["cursor"]
+                    documents += cursor.get("firstBatch", cursor.get("nextBatch"))
+                    if not cursor["id"]:
+                        read.found, read.keys = numbers_in(documents), [int(document["_id"]) for document in documents]
+                        break
+                    reply = connections.ask(target, {"getMore": cursor["id"], "collection": COLLECTION})
                 else:
                     read.detail = f"{reply.get('code')}: {reply.get('errmsg')}"
             except ReplError as error:

@@ -57,6 +57,7 @@ from tests.simulation.kit.workers import SimWorkers
 T = TypeVar("T")
 SET_NAME, OTHER_SET_NAME = "rs0", "rs1"
 ARCHIVE_SECS = 2.0
+CONVERGES_WITHIN_S = 90.0
 SPARE = "n"
 SPARE_ARBITER = "z"
 FORGED_TERMS = 1_000

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from replset.features.administration.write_state import MemberView, WriteState, has_entry
+from tests.simulation.kit.cluster import CONVERGES_WITHIN_S
 from tests.simulation.kit.entries import mark_of_optime, mark_of_write, rolled_back_marks
 from tests.simulation.kit.replay import (
     Documents,
@@ -209,7 +210,10 @@ class FinalChecks:
         return found
 
     def members_are_equal(self) -> None:
-        """Invariant 6."""
+        """Invariant 6. The checks before it took time, in which the primary may have written something by itself."""
+        self._seen.cluster.run_until(
+            self._seen.cluster.converged, CONVERGES_WITHIN_S, "converged before the last check"
+        )
         logs = {name: [(e.optime, e.hash) for e in mirror.entries] for name, mirror in self._seen.mirrors.items()}
         documents = {name: self._documents(name) for name in self._seen.mirrors}
         first, *others = self._seen.mirrors

@@ -27,7 +27,7 @@ from replset.oplog_entry import update_entry
 from replset.replication import applier
 from replset.storage import txn
 from tests.simulation.kit.blocking import BlockingSite, blocking_clients, run_blocking
-from tests.simulation.kit.cluster import SimCluster, quiet_logs
+from tests.simulation.kit.cluster import CONVERGES_WITHIN_S, SimCluster, quiet_logs
 from tests.simulation.kit.consumers import place_of
 from tests.simulation.kit.entries import Entry
 from tests.simulation.kit.environment import Environment
@@ -35,7 +35,7 @@ from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.fault_mix import draw_mix
 from tests.simulation.kit.replay import Documents, documents_of, first_difference
 from tests.simulation.kit.retries import RetryMix
-from tests.simulation.kit.runs import CONVERGES_WITHIN_S, Outcome, Plan, Run, draw_environment, without_collector
+from tests.simulation.kit.runs import Outcome, Plan, Run, draw_environment, without_collector
 from tests.simulation.kit.transfers import TransferMix
 from tests.simulation.kit.workload import DATABASE, Mix
 

@@ -15,7 +15,7 @@ from replset.features.archive.archiver import GAP_WAITS_MS
 from replset.ids import HostPort
 from tests.simulation.kit.checkers import Checkers
 from tests.simulation.kit.clients import ClientSite
-from tests.simulation.kit.cluster import SimCluster, quiet_logs
+from tests.simulation.kit.cluster import CONVERGES_WITHIN_S, SimCluster, quiet_logs
 from tests.simulation.kit.consumers import ConsumerMix, ConsumerReaders
 from tests.simulation.kit.document_faults import self_repairs
 from tests.simulation.kit.entries import kind_of_entry
@@ -38,7 +38,6 @@ from tests.simulation.kit.workload import ALL_CONCERNS, OLD_CONCERNS, Mix, Workl
 M = TypeVar("M")
 C = TypeVar("C")
 FAULTS_S = 40.0
-CONVERGES_WITHIN_S = 90.0
 PROOF_TRIES = 3
 RECORDED = 200_000
 """Below it are the seeds of named tests and broken rules."""
