@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Int64, RawDocument, encode
+from replset.bson import RawDocument, encode
 from replset.features.change_streams.change_stream import KEPT_BYTES
-from replset.features.crud.scan import SLICE_BYTES, Scan
+from replset.features.crud.scan import Scan
 from replset.ids import Millis
 from replset.member.member import RunningMember
 from replset.operations import cursors
@@ -199,114 +199,33 @@ def test_slices_of_a_read_wait_for_their_part_of_the_turn(client: Client, member
         assert len(waited) >= number, "of 300 documents no more than 256 are one slice"
 
 
-@pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many documents each slice of a scan has read."""
-    found: list[int] = []
-    fetch = Scan._fetch
-
-    def counted(*arguments: Any) -> Any:
-        documents, is_last = fetch(*arguments)
-        found.append(len(documents))
-        return documents, is_last
-
-    monkeypatch.setattr(Scan, "_fetch", counted)
-    return found
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        {"find": "c", "filter": {"n": 7}},
-        {"getMore": 0, "collection": "c"},
-        {"getMore": 0, "collection": "c", "batchSize": 102},
-    ],
-)
-def test_what_begins_to_read_much_at_once_shares_each_turn(
-    rig: Rig, client: Client, member: RunningMember, fetched: list[int], command: dict[str, Any]
+def test_scans_that_begin_at_once_share_each_turn(
+    rig: Rig, client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ping waits for one command of each client before it: hundreds of first slices would take a second."""
-    looks, commands = count(), [command] * 20
-    if "getMore" in command:
-        opened = [client.ok({"find": "c", "batchSize": 2})["cursor"]["id"] for _ in commands]
-        commands = [command | {"getMore": Int64(cursor)} for cursor in opened]
-        fetched.clear()
+    looks, began, fetch = count(), [0], Scan._fetch
     member.slices = Turns(lambda: next(looks) * TIME_MS)
 
+    def counted(*arguments: Any) -> Any:
+        began[0] += 1
+        return fetch(*arguments)
+
+    monkeypatch.setattr(Scan, "_fetch", counted)
+
     async def most_in_a_turn() -> int:
-        all_of_them = asyncio.gather(*(member.dispatcher.run(client.request(each)) for each in commands))
+        finds = (member.dispatcher.run(client.request({"find": "c", "filter": {"n": 7}})) for _ in range(20))
+        all_of_them = asyncio.gather(*finds)
         most = before = 0
         while not all_of_them.done():
             await asyncio.sleep(0)
-            most, before = max(most, len(fetched) - before), len(fetched)
+            most, before = max(most, began[0] - before), began[0]
         return most
 
     assert rig.do(most_in_a_turn()) == 1
-    assert len(fetched) >= 20
+    assert began[0] == 40
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        {"find": "c"},
-        {"find": "c", "filter": {"_id": {"$gte": 0}}, "batchSize": 101},
-        {"count": "c", "query": {"n": {"$lte": 0}, "x": 7}, "hint": "n_1"},
-    ],
-)
-def test_what_may_be_little_begins_without_a_wait_and_with_a_small_slice(
-    client: Client, member: RunningMember, fetched: list[int], command: dict[str, Any]
-) -> None:
-    class Full(Turns):
-        async def take(self, size: int = 0) -> None:
-            raise AssertionError("it waits for what others read")
-
-    client.ok({"createIndexes": "c"}, indexes=[{"key": {"n": 1}, "name": "n_1"}])
-    client.ok({"insert": "c"}, documents=[{"_id": -i, "n": -i, "x": "x" * 10_000} for i in range(1, 102)])
-    member.slices = Full(lambda: 0)
-    client.ok(command)
-    assert fetched[0] <= 101
-    fetched.clear()
-    client.ok({"find": "c", "filter": {"_id": {"$lt": 0}}})
-    assert len(fetched) == 2
-    assert fetched[0] < 30, "256 KB of documents of 10 KB"
-    cursor = client.ok({"find": "c", "batchSize": 2})["cursor"]["id"]
-    for size in (1, 101):
-        client.ok({"getMore": Int64(cursor), "collection": "c", "batchSize": size})
-
-
-def test_a_slice_has_few_megabytes(client: Client, fetched: list[int]) -> None:
-    client.ok({"insert": "large"}, documents=[{"_id": i, "x": "x" * 100_000} for i in range(50)])
-    cursor = client.ok({"find": "large", "batchSize": 1})["cursor"]["id"]
-    fetched.clear()
-    assert len(client.ok({"getMore": Int64(cursor), "collection": "large"})["cursor"]["nextBatch"]) == 49
-    assert fetched[0] <= SLICE_BYTES // 100_000 + 1
-
-
-def test_the_time_of_a_cursor_goes_on_while_it_waits_to_read(client: Client, member: RunningMember) -> None:
-    class Slow(Turns):
-        async def take(self, size: int = 0) -> None:
-            later(member, 60)
-
-    member.slices = Slow(lambda: 0)
-    cursor = client.ok({"find": "c", "batchSize": 2, "maxTimeMS": 50})["cursor"]["id"]
-    assert client.code({"getMore": Int64(cursor), "collection": "c"}) == 50
-
-
-def test_who_waits_for_events_does_not_wait_for_what_others_read(client: Client, member: RunningMember) -> None:
-    class Full(Turns):
-        async def take(self, size: int = 0) -> None:
-            raise AssertionError("it waits for what others read")
-
-    stream = client.ok({"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}})["cursor"]["id"]
-    client.ok({"insert": "c"}, documents=[{"_id": 1_000}])
-    member.slices = Full(lambda: 0)
-    events = client.ok({"getMore": Int64(stream), "collection": "c"})["cursor"]["nextBatch"]
-    assert [event["documentKey"] for event in events] == [{"_id": 1_000}]
-
-
-@pytest.fixture
-def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each page of a scan in natural order has read."""
+def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     pages = natural_order.page_of
 
@@ -316,20 +235,6 @@ def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return page, more
 
     monkeypatch.setattr(natural_order, "page_of", counted)
-    return rows
-
-
-def test_the_first_slice_reads_no_more_of_large_documents_than_it_keeps(
-    client: Client, fetched: list[int], rows_read: list[int]
-) -> None:
-    client.ok({"insert": "large"}, documents=[{"_id": i, "x": "x" * 100_000} for i in range(20)])
-    client.ok({"find": "large", "batchSize": 1_000})
-    assert fetched[0] == rows_read[0] == 3
-
-
-def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(
-    client: Client, monkeypatch: pytest.MonkeyPatch, rows_read: list[int]
-) -> None:
     table, take = client.dispatcher.cursors, 10_000
     reply = client.ok({"find": "c", "batchSize": 1})["cursor"]
     (cursor,) = table._open.values()
@@ -338,13 +243,13 @@ def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(
     monkeypatch.setattr(table, "space_for_batch", lambda cursor, most: space(cursor, take))
     monkeypatch.setattr(cursors, "LEAST_BATCH_BYTES", take)
     client.ok({"getMore": reply["id"], "collection": "c"})
-    rows_read.clear()
+    rows.clear()
     while seen < 100:
         found = client.ok({"getMore": reply["id"], "collection": "c"})["cursor"]["nextBatch"]
         seen += len(found)
         assert len(found) <= 10
         assert len(cursor._waiting) <= 10  # type: ignore[attr-defined]
-    assert max(rows_read) <= 12
+    assert max(rows) <= 12
 
 
 def test_the_first_batch_of_few_bytes_keeps_none_either(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
