@@ -83,14 +83,16 @@ NOBODY = Opener()
 class Batch:
     """The documents of one reply: at most the least of `limits` (None: no limit) and `most_bytes`, but at least one.
 
-    space: how many more there may be.
+    space: how many more there may be. skip: how many are left out before the first.
     """
 
-    __slots__ = ("_most_bytes", "_size", "documents", "space")
+    __slots__ = ("_most_bytes", "_size", "_skipped", "documents", "skip", "space")
 
-    def __init__(self, most_bytes: int, *limits: int | None) -> None:
+    def __init__(self, most_bytes: int, *limits: int | None, skip: int = 0) -> None:
         self.documents: list[bytes] = []
         self.space = min((limit for limit in limits if limit is not None), default=None)
+        self.skip = skip
+        self._skipped = 0
         self._most_bytes = most_bytes
         self._size = 0
 
@@ -111,6 +113,39 @@ class Batch:
         if self.space:
             self.space -= count
         return self.space != 0
+
+    @property
+    def want(self) -> int | None:
+        """How many documents to look for, None for no limit."""
+        return None if self.space is None else self.space + self.skip
+
+    @property
+    def left_bytes(self) -> int:
+        """How many bytes of documents still fit."""
+        return max(0, self._most_bytes - self._size)
+
+    def fits(self, raw: bytes) -> bool:
+        """Whether the next document fits. It is counted then, and `add` takes it; else the batch is full.
+
+        For readers that begin again in front of it: an open cursor keeps nothing that its batch did not take.
+        """
+        if self.skip:
+            self.skip -= 1
+            self._skipped += 1
+            return True
+        size = self._size + len(raw) + 16
+        if self._size and size > self._most_bytes:
+            self.space = 0
+            return False
+        self._size = size
+        return True
+
+    def add(self, documents: list[bytes]) -> None:
+        """Take documents that fit, without those to skip."""
+        skipped, self._skipped = self._skipped, 0
+        self.documents += documents[skipped:] if skipped else documents
+        if self.space:
+            self.space -= len(documents) - skipped
 
 
 class Cursor(ABC):
@@ -153,6 +188,10 @@ class Cursor(ABC):
         yet (None: its default).
         """
 
+    def count_kept(self, table: CursorTable) -> None:
+        """Count the documents that it keeps until the next batch, if it has not yet. OverloadedError (462)."""
+        return  # most keep only a position
+
     def check_alive(self) -> None:
         """Raise CursorNotFoundError (43) if the cursor was killed while a batch was being read."""
         if self.killed:
@@ -166,7 +205,7 @@ class Cursor(ABC):
 
 
 class DocumentsCursor(Cursor):
-    """A few documents that are there already."""
+    """Documents that are there already."""
 
     def __init__(self, ns: str, documents: list[bytes]) -> None:
         super().__init__(ns)
@@ -179,6 +218,9 @@ class DocumentsCursor(Cursor):
         batch.fill(self._left)
         self.finished = not self._left
         return batch.documents
+
+    def count_kept(self, table: CursorTable) -> None:
+        table.set_memory(self, sum(map(len, self._left)))
 
 
 class CursorTable:

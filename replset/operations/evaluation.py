@@ -8,10 +8,10 @@ runs in a thread. It gives the event loop its turn after every half millisecond 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, TypeVar
 
 from replset.bson import RawDocument
@@ -94,13 +94,15 @@ async def evaluate(
     documents: Sequence[bytes],
     read: Callable[[bytes], T | None],
     want: int | None = None,
+    fits: Callable[[T], bool] | None = None,
 ) -> tuple[list[T], int]:
     """Return what `read` gives for the documents, without None and up to `want`, and how many documents were read.
 
     At least one document is read, the others while time allows. weight: of what `read` evaluates; 0 for nothing.
+    fits: whether a result is wanted; the first that is not ends it, and its document counts as not read.
     """
 
-    return await evaluate_all(member, weight, documents, partial(map, read), want)
+    return await evaluate_all(member, weight, documents, partial(map, read), want, fits)
 
 
 async def evaluate_all(
@@ -109,18 +111,22 @@ async def evaluate_all(
     documents: Sequence[bytes],
     read: Callable[[Sequence[bytes]], Iterable[T | None]],
     want: int | None = None,
+    fits: Callable[[T], bool] | None = None,
 ) -> tuple[list[T], int]:
     """Do as `evaluate`. read: gives a result for each of the documents, when it is asked for."""
 
     def work() -> tuple[list[T], int]:
         results = read(documents)
         if results is documents:  # nothing is evaluated
-            found: list[T] = list(islice(results, want))
+            wanted: Iterator[T] = islice(results, want)
+            found = list(wanted if fits is None else takewhile(fits, wanted))
             return found, len(found)
         time_slice = TimeSlice(member.clock)
         found = []
         looked_at = 0
         for result in results:
+            if result is not None and fits is not None and not fits(result):
+                break
             looked_at += 1
             if result is not None:
                 found.append(result)

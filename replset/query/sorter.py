@@ -139,8 +139,8 @@ class Sorter:
         self._pairs.reverse()
         while some := self._pairs[: -_FREED - 1 : -1]:
             del self._pairs[-_FREED:]
-            self.memory_bytes -= _bytes_of(some)
             yield from some
+            self.memory_bytes -= _bytes_of(some)
 
     def _pairs_of(self, place: Place) -> Iterator[tuple[bytes, bytes]]:
         if self._file is not None:

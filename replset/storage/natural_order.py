@@ -36,7 +36,7 @@ def pages(
     backwards: bool,
     rows: int = PAGE_ROWS,
 ) -> Iterator[list[Row]]:
-    """Give `documents` in pages of at most `rows`, a few MiB; as they were at the ts `since`, None for now.
+    """Give `documents` in pages of at most `rows`, some 256 KiB; as they were at the ts `since`, None for now.
 
     Where nothing was there at `since`, a page holds one place without a document (b""): the reader may pause there.
     """

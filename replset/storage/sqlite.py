@@ -17,7 +17,7 @@ BUSY_MS = 2000
 """How long a connection that may wait waits for another connection's lock."""
 _FAILED_SYNCS = (apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_IOERR_DIR_FSYNC)
 PAGE_ROWS = 256
-PAGE_BYTES = 4 << 20
+PAGE_BYTES = 256 << 10
 
 
 def check_sqlite_version(found: str | None = None) -> None:
@@ -90,7 +90,7 @@ def page_of(
     """One page of rows, the document as the last column, from a SELECT with `LIMIT ?` at its end; and whether there may
     be more.
 
-    Ends early after a few MiB, so that large documents do not pile up in memory.
+    Ends early behind PAGE_BYTES, so that a reader who wants no more of large documents has not read more.
     """
     page: list[Any] = []
     size = 0

@@ -2,7 +2,8 @@
 
 idle: nothing is sent. half: the head of an HTTP request that never ends. part: a message of the wire port that never
 ends. pipeline, flood: HTTP requests, or pings of the wire port, as many as are taken, and no answer is read.
-exports: each asks over HTTP for all documents of the collection GREEDY and reads nothing.
+exports: each asks over HTTP for all documents of the collection GREEDY and reads nothing. finds: each asks on the wire
+port for all of them in one batch, again and again, and reads what comes.
 
 `ping PORT PID` pings as any client does. At the end it prints the longest time that an answer took, in seconds of CPU
 that the process PID used meanwhile: on a busy machine every answer takes long, and that is not the member's fault.
@@ -16,6 +17,7 @@ import select
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +32,7 @@ EXPORT: Final = (
     b"POST /v1/action/find HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/x-ndjson\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(ALL_OF_IT), ALL_OF_IT)
 )
+FIND: Final = encode_msg(1, 0, encode({"find": GREEDY, "batchSize": 100_000, "$db": DATABASE}))
 SENT: Final = {
     "idle": b"",
     "half": b"POST /v1/action/insertOne HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Le",
@@ -37,8 +40,10 @@ SENT: Final = {
     "pipeline": GET * (250_000 // len(GET)),
     "flood": PING * (250_000 // len(PING)),
     "exports": EXPORT,
+    "finds": FIND,
 }
-AGAIN: Final = frozenset({"pipeline", "flood"})
+AGAIN: Final = frozenset({"pipeline", "flood", "finds"})
+READS: Final = frozenset({"finds"})
 READ_BYTES: Final = 4096
 PAUSE_S: Final = 0.02
 
@@ -55,13 +60,16 @@ def main() -> None:
             connection = socket.create_connection(("127.0.0.1", port), timeout=2)
         except OSError:
             break
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
+        if kind not in READS:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
         connection.setblocking(False)
         held.append(connection)
         left.append(SENT[kind])
     print(len(held), flush=True)
     while not is_over():
         for number, connection in enumerate(held):
+            if kind in READS:
+                drain(connection)
             try:
                 while left[number]:
                     left[number] = left[number][connection.send(left[number]) :]
@@ -72,6 +80,13 @@ def main() -> None:
         time.sleep(PAUSE_S)
     for connection in held:
         connection.close()
+
+
+def drain(connection: socket.socket) -> None:
+    """Read what has come."""
+    with suppress(OSError):
+        while len(connection.recv(1 << 20)) >= READ_BYTES:
+            pass
 
 
 def ping(port: int, pid: int) -> None:

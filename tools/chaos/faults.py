@@ -25,6 +25,7 @@ from tools.chaos.greedy import (
     flood,
     half_messages,
     large_array,
+    large_batches,
     pipeline,
     slow_expression,
     strings_by_a_collation,
@@ -207,7 +208,7 @@ def _read_until(pipe: int, words: bytes) -> None:
 
 
 GREEDY: tuple[Fault, ...] = (
-    *(pipeline, flood, half_messages, unread_exports, large_array, slow_expression),
+    *(pipeline, flood, half_messages, unread_exports, large_batches, large_array, slow_expression),
     strings_by_a_collation,
 )
 FAULTS: tuple[Fault, ...] = (

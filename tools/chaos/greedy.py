@@ -46,12 +46,14 @@ def half_messages(context: FaultContext) -> tuple[str, None]:
 
 def unread_exports(context: FaultContext) -> tuple[str, None]:
     """Exports of a collection that nobody reads."""
-    primary = context.the_primary()
-    with _collection(primary) as client:
-        for number in range(EXPORTED):
-            document = {"_id": number, "pad": "x" * PAD_BYTES}
-            client.command(DATABASE, {"insert": GREEDY, "documents": [document], "writeConcern": {"w": "majority"}})
+    with _filled(context):
         return _crowd(context, "exports", HTTP_OFFSET, 200)
+
+
+def large_batches(context: FaultContext) -> tuple[str, None]:
+    """Finds of a collection in one batch each, again and again."""
+    with _filled(context):
+        return _crowd(context, "finds", 0, 200)
 
 
 def large_array(context: FaultContext) -> tuple[str, None]:
@@ -130,6 +132,15 @@ def _collection(primary: LocalMember) -> Iterator[WireClient]:
         finally:
             with contextlib.suppress(ReplError):
                 client.command(DATABASE, {"drop": GREEDY})
+
+
+@contextlib.contextmanager
+def _filled(context: FaultContext) -> Iterator[None]:
+    with _collection(context.the_primary()) as client:
+        for number in range(EXPORTED):
+            document = {"_id": number, "pad": "x" * PAD_BYTES}
+            client.command(DATABASE, {"insert": GREEDY, "documents": [document], "writeConcern": {"w": "majority"}})
+        yield
 
 
 def _crowd(context: FaultContext, kind: str, offset: int, count: int) -> tuple[str, None]:

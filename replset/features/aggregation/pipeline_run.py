@@ -219,10 +219,12 @@ class ChainCursor(Cursor):
         self._member = member
         self._table = table
         self._source = source
+        source.batch_bytes = SLICE_BYTES  # what is fed at once
         self._chain = chain
         self._weight = weight
         self._results: Iterator[bytes | None] | None = None
         """What comes of the documents that were fed last, or of the end."""
+        self._fed_bytes = 0
         self._in_loop = False
         """Whether making these results is small work."""
         self._is_ending = self._is_over = self._is_working = self._is_closed = False
@@ -251,8 +253,7 @@ class ChainCursor(Cursor):
             self._results, self._is_over = None, self._is_ending
         self.check_alive()
         self._waiting = found[::-1]
-        kept = 0 if self._is_over else self._chain.memory_bytes
-        self._table.set_memory(self, kept + sum(map(len, found)))
+        self._table.set_memory(self, self._kept_bytes())
         await pause()
         self.check_alive()
 
@@ -269,6 +270,7 @@ class ChainCursor(Cursor):
             # The way to the thread and back takes as long as some dozen documents.
             rows = await self._source.batch(pause, SLICE_DECODED if is_small_chain else SLICE_RAW, None)
             self._in_loop = is_small_chain and is_small(self._weight, max(map(len, rows), default=0))
+            self._fed_bytes = sum(map(len, rows))
             self._results = chain.feed(rows)
         return self._results
 
@@ -288,6 +290,13 @@ class ChainCursor(Cursor):
             return found, True
 
         return work
+
+    def _kept_bytes(self) -> int:
+        return sum(map(len, self._waiting)) + (0 if self._is_over else self._chain.memory_bytes)
+
+    def count_kept(self, table: CursorTable) -> None:
+        table.set_memory(self, self._kept_bytes() + (0 if self._results is None else self._fed_bytes))
+        self._source.count_kept(table)
 
     def close(self) -> None:
         super().close()

@@ -15,7 +15,7 @@ from replset.bson import MAX_BSON_SIZE, Int64, RawDocument, decode, encode, enco
 from replset.errors import ReplError
 from replset.features.aggregation.pipeline_run import PipelineRun, checked
 from replset.features.crud.scan import SLICE_BYTES, SLICE_DECODED, pause
-from replset.operations.cursors import Cursor, DocumentsCursor, Pause
+from replset.operations.cursors import Cursor, CursorTable, DocumentsCursor, Pause
 from replset.operations.evaluation import evaluate, run_in_thread
 from replset.query.expressions import fault
 from replset.query.order import MISSING
@@ -90,6 +90,10 @@ class RowCursor(Cursor):
     def count_memory(self, size: int = 0) -> None:
         """Count what is kept, and `size` bytes for now. OverloadedError (462)."""
         self._run.ctx.cursors.set_memory(self, sum(map(len, self._waiting)) + self.kept_bytes + size)
+
+    def count_kept(self, table: CursorTable) -> None:
+        self.count_memory(0 if self._ready is None else len(self._ready))
+        self._source.count_kept(table)
 
     def close(self) -> None:
         super().close()
@@ -207,6 +211,9 @@ class JoinCursor(RowCursor):
             inner.close()
             self._inner = None
         return rows
+
+    def count_memory(self, size: int = 0) -> None:
+        super().count_memory(self._local_bytes + sum(map(len, self._items)) + size)
 
     @abstractmethod
     async def _found(self, pause: Pause, raw: bytes) -> Sequence[bytes]:

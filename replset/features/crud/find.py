@@ -202,6 +202,7 @@ class FindCursor(Cursor):
         self._skip = query.skip
         self._left: int | None = query.limit or None
         self._waiting: list[bytes] = []
+        """What a sorted find has read and not shown, the next document last."""
         found, projection = query.compiled, query.projection
         self._reader = found.reader(() if projection is None else projection.fields)
         plan, is_sorted = choose_plan(coll, query.compiled, query.sort, query.hint, in_transaction=own is not None)
@@ -217,15 +218,19 @@ class FindCursor(Cursor):
     async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
         if self._to_sort is not None and self._ordered is None:
             self._ordered = await self._sort(pause, self._to_sort)
-        batch = Batch(self.batch_bytes, limit, self._left)
+        batch = Batch(self.batch_bytes, limit, self._left, skip=self._skip)
         slices = 0
         while batch.fill(self._waiting) and not self._is_at_end():
             if slices:
                 await pause()
                 self.check_alive()
             slices += 1
-            self._waiting = (await self._next_rows(batch.space))[::-1]
+            if self._ordered is not None:
+                self._waiting = (await self._next_ordered(self._ordered, batch))[::-1]
+            else:
+                batch.add(await self._scan.next_slice(batch.want, batch.left_bytes, batch.fits))
             self.check_alive()
+        self._skip = batch.skip
         if self._left is not None:
             self._left -= len(batch.documents)
         if self._left == 0 or (self._is_at_end() and not self._waiting):
@@ -235,19 +240,10 @@ class FindCursor(Cursor):
     def _is_at_end(self) -> bool:
         return self._scan.exhausted if self._ordered is None else self._is_ordered_out
 
-    async def _next_rows(self, space: int | None) -> list[bytes]:
-        if self._ordered is not None:
-            return await self._next_ordered(self._ordered, space)
-        rows = await self._scan.next_slice(None if space is None else space + self._skip, self.batch_bytes)
-        if self._skip:
-            skipped = min(self._skip, len(rows))
-            self._skip -= skipped
-            rows = rows[skipped:]
-        return rows
-
-    async def _next_ordered(self, ordered: Iterator[bytes], space: int | None) -> list[bytes]:
-        """The next documents in order. The first call sorts."""
-        count = SLICE_DECODED if space is None else min(space, SLICE_DECODED)
+    async def _next_ordered(self, ordered: Iterator[bytes], batch: Batch) -> list[bytes]:
+        """The next documents in order, some more bytes than fit."""
+        count = SLICE_DECODED if batch.space is None else min(batch.space, SLICE_DECODED)
+        most_bytes = min(SLICE_BYTES, batch.left_bytes)
 
         def work() -> list[bytes]:
             found: list[bytes] = []
@@ -255,7 +251,7 @@ class FindCursor(Cursor):
             for raw in ordered:
                 found.append(raw)
                 size += len(raw)
-                if len(found) == count or size > min(SLICE_BYTES, self.batch_bytes):
+                if len(found) == count or size > most_bytes:
                     break
             else:
                 self._is_ordered_out = True
@@ -319,6 +315,10 @@ class FindCursor(Cursor):
             self.check_alive()
         skip, self._skip = self._skip, 0
         return islice(sorter.rows(), skip, None)
+
+    def count_kept(self, table: CursorTable) -> None:
+        if self._ordered is not None:
+            table.set_memory(self, self._sorter.memory_bytes + sum(map(len, self._waiting)))
 
     def close(self) -> None:
         super().close()

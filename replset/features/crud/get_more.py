@@ -12,7 +12,7 @@ from replset.ids import Millis, OpTime
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext
 from replset.operations.current_operations import SHOWN_BYTES
-from replset.operations.cursors import NOBODY, Cursor, Opener
+from replset.operations.cursors import FIRST_BATCH, NOBODY, Cursor, Opener
 from replset.operations.fail_command import check_max_time, fail_get_more
 from replset.operations.namespaces import collection_field, cursor_namespace
 from replset.operations.read_concern import LINEARIZABLE, confirm_linearizable, read_point
@@ -31,6 +31,8 @@ async def first_batch(
         else:
             with ctx.cursors.space_for_batch(cursor, ctx.request.batch_bytes):
                 documents = await _confirmed_batch(ctx, cursor, batch_size, 0)
+            if not cursor.finished:
+                cursor.count_kept(ctx.cursors)
     except BaseException:
         cursor.close()
         raise
@@ -122,10 +124,16 @@ async def get_more(ctx: CommandContext) -> Reply:
         if ctx.member.fail_points.active:
             fail_get_more(ctx)
             check_max_time(ctx)
+        if not cursor.await_data and not 0 < batch_size <= FIRST_BATCH:
+            # Else a small command of another client waits for the large batches of all. Who awaits data reads little.
+            await ctx.member.slices.take()
+            ctx.check_deadline()
         if cursor.linearizable:
             await read_point(ctx, LINEARIZABLE)
         with ctx.cursors.space_for_batch(cursor, ctx.request.batch_bytes):
             documents = await _confirmed_batch(ctx, cursor, batch_size or None, await_ms)
+        if not cursor.finished:
+            cursor.count_kept(ctx.cursors)
         cursor.left_ms = _left_ms(ctx)
     except BaseException:
         cursor.close()

@@ -14,6 +14,7 @@ from replset.errors import BadValueError, CappedPositionLostError
 from replset.features.crud.oplog_filter import OplogFilter, head_document, oplog_filter
 from replset.features.crud.tailing import TailingCursor, Wanted
 from replset.ids import OPTIME_NULL, OpTime
+from replset.operations.cursors import Batch
 from replset.operations.evaluation import SMALL_STATEMENT, UNBOUNDED, TimeSlice, is_small, run_in_thread
 from replset.operations.kernel import Kernel
 from replset.operations.namespaces import OPLOG
@@ -24,6 +25,7 @@ PAGE_ENTRIES = 512
 PAGE_BYTES = 4 << 20
 PAGE_BACK = 64
 PAGE_HEADS = 2000
+LEAST_HEADS = 100
 _HEAD_BYTES = 200
 
 
@@ -72,8 +74,8 @@ class OplogCursor(TailingCursor):
             wanted = replace(wanted, weight=0)
         super().__init__(OPLOG, member, wanted)
 
-    async def _read_page(self) -> bool:
-        """Fill `_pending`; False at the end of the oplog, or of what can match."""
+    async def _read_page(self, batch: Batch, rows: int | None) -> bool:
+        """See TailingCursor. The end is that of the oplog, or of what can match."""
         store = self._member.store
         if not self._backwards and self._after < store.trimmed_through:
             if self._began:
@@ -83,11 +85,11 @@ class OplogCursor(TailingCursor):
         if self._after >= until:
             return False
         if self._heads is not None:
-            return await self._read_by_heads(self._heads, until)
-        rows = self._rows_back(until) if self._backwards else self._rows(until)
-        if rows:
-            self._advance(rows[await self._keep_rows(rows) - 1].ts)
-        return bool(rows)
+            return await self._read_by_heads(batch, rows, self._heads, until)
+        page = self._rows_back(until, rows) if self._backwards else self._rows(until, rows, batch.left_bytes)
+        if page and (done := await self._add_rows(batch, page)):
+            self._advance(page[done - 1].ts)
+        return bool(page)
 
     def _advance(self, ts: int) -> None:
         """Go on behind this entry."""
@@ -96,15 +98,16 @@ class OplogCursor(TailingCursor):
         else:
             self._after = ts
 
-    def _rows(self, until: int) -> list[OplogRow]:
+    def _rows(self, until: int, most: int | None, most_bytes: int) -> list[OplogRow]:
         after = OpTime(0, self._after) if self._after else OPTIME_NULL
-        rows = self._member.store.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=PAGE_BYTES)
+        limit, max_bytes = min(most or PAGE_ENTRIES, PAGE_ENTRIES), min(most_bytes, PAGE_BYTES)
+        rows = self._member.store.oplog_after(after, limit=limit, max_bytes=max_bytes)
         return [row for row in rows if row.ts <= until]
 
-    def _rows_back(self, until: int) -> list[OplogRow]:
+    def _rows_back(self, until: int, most: int | None) -> list[OplogRow]:
         rows: list[OplogRow] = []
         before = until
-        while len(rows) < PAGE_BACK:
+        while len(rows) < min(most or PAGE_BACK, PAGE_BACK):
             row = self._member.store.row_at_or_before(OpTime(0, before))
             if row is None or row.ts <= self._after:
                 break
@@ -112,10 +115,11 @@ class OplogCursor(TailingCursor):
             before = row.ts - 1
         return rows
 
-    async def _read_by_heads(self, matcher: Matcher, until: int) -> bool:
+    async def _read_by_heads(self, batch: Batch, most: int | None, matcher: Matcher, until: int) -> bool:
         """Do as `_read_page`: look at the columns of the next rows, and read the entries that they do not leave out."""
         store = self._member.store
-        heads = store.oplog_heads(self._after, until, limit=PAGE_HEADS, backwards=self._backwards)
+        limit = PAGE_HEADS if most is None else min(PAGE_HEADS, most + LEAST_HEADS)
+        heads = store.oplog_heads(self._after, until, limit=limit, backwards=self._backwards)
         if not heads:
             return False
 
@@ -136,23 +140,26 @@ class OplogCursor(TailingCursor):
         self._check()  # a rollback meanwhile took away what was read
         last = heads[looked_at - 1].optime.ts
         if self._counts:
-            await self._keep([b""] * len(found))
+            done = await self._add(batch, [b""] * len(found))
         else:
-            rows = store.oplog_rows_at(found[:PAGE_ENTRIES], max_bytes=PAGE_BYTES)
-            kept = await self._keep_rows(rows)
-            if kept < len(found):
-                last = rows[kept - 1].ts
+            enough = min(most or PAGE_ENTRIES, PAGE_ENTRIES)
+            rows = store.oplog_rows_at(found[:enough], max_bytes=min(batch.left_bytes, PAGE_BYTES))
+            done = await self._add_rows(batch, rows)
+        if done < len(found):
+            if not done:
+                return True
+            last = found[done - 1]
         self.heads_examined += sum(
             head.optime.ts >= last if self._backwards else head.optime.ts <= last for head in heads
         )
         self._advance(last)
         return True
 
-    async def _keep_rows(self, rows: list[OplogRow]) -> int:
-        """Keep those of `rows` that match; how many were looked at."""
-        kept = await self._keep([shown_entry(row) for row in rows])
-        self.entries_examined += kept
-        return kept
+    async def _add_rows(self, batch: Batch, rows: list[OplogRow]) -> int:
+        """Add the entries of those of `rows` that match; how many are done with."""
+        done = await self._add(batch, [shown_entry(row) for row in rows])
+        self.entries_examined += done
+        return done
 
 
 def shown_entry(row: OplogRow) -> bytes:

@@ -16,6 +16,7 @@ from replset.features.crud.candidates import Candidate, OverlayView, SnapshotVie
 from replset.features.crud.plan import ByKeys, Natural, Plan, index_names
 from replset.ids import OpTime
 from replset.operations.command import CommandContext
+from replset.operations.cursors import FIRST_BATCH
 from replset.operations.evaluation import evaluate_all
 from replset.operations.kernel import Kernel
 from replset.operations.slow_operations import WORK
@@ -28,6 +29,8 @@ SLICE_DECODED = 256
 """Documents that are decoded and matched before others get a turn: about 3 ms."""
 SLICE_RAW = 1024
 SLICE_BYTES = 4 << 20
+FIRST_SLICE_BYTES = 256 << 10
+"""Of the first slice, which has no more documents than a usual first batch either. Other slices wait for each other."""
 FETCH_MS = 10
 """What one slice may take to find its documents."""
 
@@ -70,25 +73,31 @@ class Scan(Generic[T]):
         """A document's size in the last slice: a slice of few bytes must not read rows that it leaves out again."""
         self.keys_examined = self.documents_examined = 0
 
-    async def next_slice(self, want: int | None = None, most_bytes: int = SLICE_BYTES) -> list[T]:
+    async def next_slice(
+        self, want: int | None = None, most_bytes: int = SLICE_BYTES, fits: Callable[[T], bool] | None = None
+    ) -> list[T]:
         """Go on for one slice, until `want` documents match (None: all of the slice). Sets `exhausted` at the end.
 
-        most_bytes: of documents that are read, however many match.
+        most_bytes: of documents that are read, however many match. fits: see `evaluate`; the next slice begins with the
+        document that did not fit.
 
         CursorNotFoundError after a rollback; SnapshotTooOldError; 175 when the collection or the index was dropped
         since (unless the read is at an older point).
         """
-        if self._is_whole and self._weight and not self.keys_examined:
-            await self._member.slices.take()  # before the other slices `pause` does it
+        most, most_bytes = self._limit, min(most_bytes, SLICE_BYTES)
+        if not self.keys_examined:
+            most, most_bytes = FIRST_BATCH, min(most_bytes, FIRST_SLICE_BYTES)
+            if self._is_whole and self._weight:
+                await self._member.slices.take()  # before the other slices `pause` does it
         self._check()
-        fetched, is_last = self._fetch(want, min(most_bytes, SLICE_BYTES))
+        fetched, is_last = self._fetch(most if want is None or self._weight else min(want, most), most_bytes)
         documents = [raw for _, _, raw in fetched if raw is not None]
-        found, looked_at = await evaluate_all(self._member, self._weight, documents, self._read, want)
+        found, looked_at = await evaluate_all(self._member, self._weight, documents, self._read, want, fits)
         self._check()  # a rollback meanwhile may have taken away what was read
         is_all = looked_at == len(documents)
         done = len(fetched)
         if not is_all:
-            done = [number for number, (_, _, raw) in enumerate(fetched, 1) if raw is not None][looked_at - 1]
+            done = [0, *(number for number, (_, _, raw) in enumerate(fetched, 1) if raw is not None)][looked_at]
         if done:
             self._source.advance(fetched[done - 1])
         self.keys_examined += done
@@ -111,12 +120,11 @@ class Scan(Generic[T]):
             if known.ns != self._coll.ns:
                 raise QueryPlanKilledError(f"collection renamed: {self._coll.ns}")
 
-    def _fetch(self, want: int | None, most_bytes: int) -> tuple[list[Candidate], bool]:
+    def _fetch(self, limit: int, most_bytes: int) -> tuple[list[Candidate], bool]:
         """The next candidates, and whether they are the last."""
         store = self._member.store
         if self._only_key is not None and self.at is None and self._own is None:
             return [(self._only_key, self._only_key, store.get(self._coll, self._only_key))], True
-        limit = self._limit if want is None or self._weight else min(want, self._limit)
         fetched: list[Candidate] = []
         size = 0
         until = self._member.clock.now() + FETCH_MS

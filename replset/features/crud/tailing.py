@@ -56,7 +56,6 @@ class TailingCursor(Cursor):
         self.await_data = wanted.await_data
         self._skip = wanted.skip
         self._left: int | None = wanted.limit or None
-        self._pending: list[bytes] = []
         self._began = False
         self._rollback_id: int | None = None
 
@@ -74,15 +73,17 @@ class TailingCursor(Cursor):
         return documents
 
     async def _collect(self, pause: Pause, limit: int | None) -> list[bytes]:
-        batch = Batch(self.batch_bytes, limit, self._left)
-        while True:
-            self._check()
-            if not batch.fill(self._pending):
-                break
-            if not await self._read_page():
+        batch = Batch(self.batch_bytes, limit, self._left, skip=self._skip)
+        self._check()
+        rows = batch.want
+        while batch.space != 0:
+            if not await self._read_page(batch, rows):
                 self.finished = not self._tailable
                 break
+            rows = None if rows is None else 2 * rows
             await pause()
+            self._check()
+        self._skip = batch.skip
         if self._left is not None:
             self._left -= len(batch.documents)
             self.finished |= self._left == 0
@@ -99,18 +100,16 @@ class TailingCursor(Cursor):
         self._rollback_id = rollback_id
 
     @abstractmethod
-    async def _read_page(self) -> bool:
-        """Read on, and give what was read to `_keep`; False at the end."""
+    async def _read_page(self, batch: Batch, rows: int | None) -> bool:
+        """Read on, and give what was read to `_add`; False at the end. rows: so many are enough; None: a whole page."""
 
-    async def _keep(self, documents: list[bytes]) -> int:
-        """Fill `_pending` with those of `documents` that match; return how many were looked at."""
-        found, looked_at = await evaluate(self._member, self._weight, documents, self._shown_if_matched)
+    async def _add(self, batch: Batch, documents: list[bytes]) -> int:
+        """Add those of `documents` that match, as long as there is room; return how many are done with."""
+        found, looked_at = await evaluate(
+            self._member, self._weight, documents, self._shown_if_matched, batch.want, batch.fits
+        )
         self._check()  # a rollback meanwhile took away what was read
-        skipped = min(self._skip, len(found))
-        self._skip -= skipped
-        found = found[skipped:]
-        found.reverse()
-        self._pending = found
+        batch.add(found)
         return looked_at
 
     def _shown_if_matched(self, raw: bytes) -> bytes | None:
@@ -134,13 +133,14 @@ class CappedCursor(TailingCursor):
         self._place: int | None = None
         self._key = b""
 
-    async def _read_page(self) -> bool:
+    async def _read_page(self, batch: Batch, rows: int | None) -> bool:
         store = self._member.store
         known = store.collection_by_uuid(self._coll.uuid)
         if known is None or known.dropped_ts is not None or known.ns != self.ns:
             raise QueryPlanKilledError(f"collection dropped or renamed: {self.ns}")
         at: OpTime | None = min(self._member.node.commit_point, store.last_applied) if self._is_majority else None
-        rows: list[tuple[int, bytes, bytes]] = []
+        most, most_bytes = min(rows or PAGE_DOCUMENTS, PAGE_DOCUMENTS), min(batch.left_bytes, PAGE_BYTES)
+        page: list[tuple[int, bytes, bytes]] = []
         size = 0
         with store.read() as snapshot:
             if self._place is not None and snapshot.place_of(self._coll, self._key) != self._place:
@@ -148,12 +148,13 @@ class CappedCursor(TailingCursor):
             for row in snapshot.natural_scan(self._coll, at, after=self._place):
                 if not row[2]:  # nothing that this read may see yet
                     break
-                rows.append(row)
+                page.append(row)
                 size += len(row[2])
-                if len(rows) == PAGE_DOCUMENTS or size > PAGE_BYTES:
+                if len(page) == most or size > most_bytes:
                     break
-        if not rows:
+        if not page:
             return False
-        looked_at = await self._keep([doc for _, _, doc in rows])
-        self._place, self._key, _ = rows[looked_at - 1]
+        done = await self._add(batch, [doc for _, _, doc in page])
+        if done:
+            self._place, self._key, _ = page[done - 1]
         return True

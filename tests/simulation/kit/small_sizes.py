@@ -16,8 +16,8 @@ from replset.storage import copies, index_build, natural_order, oplog, retention
 Size = tuple[ModuleType, str, tuple[int, ...]]
 UNTIMED: tuple[Size, ...] = (
     (oplog, "ROW_BYTES", (400, 60_000)),  # so that the rows in memory, up to 8 MiB, are some of a run's
-    (sqlite, "PAGE_BYTES", (100, 4 << 20)),
-    (natural_order, "PAGE_BYTES", (100, 4 << 20)),
+    (sqlite, "PAGE_BYTES", (100, 256 << 10)),
+    (natural_order, "PAGE_BYTES", (100, 256 << 10)),
     (natural_order, "PAGE_ROWS", (3, 256)),
     (snapshot, "_CHANGES", (3, 1000)),
     (store, "SESSIONS_IN_MEMORY", (1, 10_000)),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
 import pytest
 
-from replset.bson import RawDocument, encode
+from replset.bson import Int64, RawDocument, encode
 from replset.features.change_streams.change_stream import KEPT_BYTES
-from replset.features.crud.scan import Scan
+from replset.features.crud.scan import SLICE_BYTES, Scan
 from replset.ids import Millis
 from replset.member.member import RunningMember
 from replset.operations import cursors
@@ -199,33 +201,114 @@ def test_slices_of_a_read_wait_for_their_part_of_the_turn(client: Client, member
         assert len(waited) >= number, "of 300 documents no more than 256 are one slice"
 
 
-def test_scans_that_begin_at_once_share_each_turn(
-    rig: Rig, client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A ping waits for one command of each client before it: hundreds of first slices would take a second."""
-    looks, began, fetch = count(), [0], Scan._fetch
-    member.slices = Turns(lambda: next(looks) * TIME_MS)
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many documents each slice of a scan has read."""
+    found: list[int] = []
+    fetch = Scan._fetch
 
     def counted(*arguments: Any) -> Any:
-        began[0] += 1
-        return fetch(*arguments)
+        documents, is_last = fetch(*arguments)
+        found.append(len(documents))
+        return documents, is_last
 
     monkeypatch.setattr(Scan, "_fetch", counted)
+    return found
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"find": "c", "filter": {"n": 7}},
+        {"getMore": 0, "collection": "c"},
+        {"getMore": 0, "collection": "c", "batchSize": 102},
+    ],
+)
+def test_what_begins_to_read_much_at_once_shares_each_turn(
+    rig: Rig, client: Client, member: RunningMember, fetched: list[int], command: dict[str, Any]
+) -> None:
+    """A ping waits for one command of each client before it: hundreds of first slices would take a second."""
+    looks, commands = count(), [command] * 20
+    if "getMore" in command:
+        opened = [client.ok({"find": "c", "batchSize": 2})["cursor"]["id"] for _ in commands]
+        commands = [command | {"getMore": Int64(cursor)} for cursor in opened]
+        fetched.clear()
+    member.slices = Turns(lambda: next(looks) * TIME_MS)
 
     async def most_in_a_turn() -> int:
-        finds = (member.dispatcher.run(client.request({"find": "c", "filter": {"n": 7}})) for _ in range(20))
-        all_of_them = asyncio.gather(*finds)
+        all_of_them = asyncio.gather(*(member.dispatcher.run(client.request(each)) for each in commands))
         most = before = 0
         while not all_of_them.done():
             await asyncio.sleep(0)
-            most, before = max(most, began[0] - before), began[0]
+            most, before = max(most, len(fetched) - before), len(fetched)
         return most
 
     assert rig.do(most_in_a_turn()) == 1
-    assert began[0] == 40
+    assert len(fetched) >= 20
 
 
-def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"find": "c"},
+        {"find": "c", "filter": {"_id": {"$gte": 0}}, "batchSize": 101},
+        {"count": "c", "query": {"n": {"$lte": 0}, "x": 7}, "hint": "n_1"},
+    ],
+)
+def test_what_may_be_little_begins_without_a_wait_and_with_a_small_slice(
+    client: Client, member: RunningMember, fetched: list[int], command: dict[str, Any]
+) -> None:
+    class Full(Turns):
+        async def take(self, size: int = 0) -> None:
+            raise AssertionError("it waits for what others read")
+
+    client.ok({"createIndexes": "c"}, indexes=[{"key": {"n": 1}, "name": "n_1"}])
+    client.ok({"insert": "c"}, documents=[{"_id": -i, "n": -i, "x": "x" * 10_000} for i in range(1, 102)])
+    member.slices = Full(lambda: 0)
+    client.ok(command)
+    assert fetched[0] <= 101
+    fetched.clear()
+    client.ok({"find": "c", "filter": {"_id": {"$lt": 0}}})
+    assert len(fetched) == 2
+    assert fetched[0] < 30, "256 KB of documents of 10 KB"
+    cursor = client.ok({"find": "c", "batchSize": 2})["cursor"]["id"]
+    for size in (1, 101):
+        client.ok({"getMore": Int64(cursor), "collection": "c", "batchSize": size})
+
+
+def test_a_slice_has_few_megabytes(client: Client, fetched: list[int]) -> None:
+    client.ok({"insert": "large"}, documents=[{"_id": i, "x": "x" * 100_000} for i in range(50)])
+    cursor = client.ok({"find": "large", "batchSize": 1})["cursor"]["id"]
+    fetched.clear()
+    assert len(client.ok({"getMore": Int64(cursor), "collection": "large"})["cursor"]["nextBatch"]) == 49
+    assert fetched[0] <= SLICE_BYTES // 100_000 + 1
+
+
+def test_the_time_of_a_cursor_goes_on_while_it_waits_to_read(client: Client, member: RunningMember) -> None:
+    class Slow(Turns):
+        async def take(self, size: int = 0) -> None:
+            later(member, 60)
+
+    member.slices = Slow(lambda: 0)
+    cursor = client.ok({"find": "c", "batchSize": 2, "maxTimeMS": 50})["cursor"]["id"]
+    assert client.code({"getMore": Int64(cursor), "collection": "c"}) == 50
+
+
+def test_who_waits_for_events_does_not_wait_for_what_others_read(client: Client, member: RunningMember) -> None:
+    class Full(Turns):
+        async def take(self, size: int = 0) -> None:
+            raise AssertionError("it waits for what others read")
+
+    stream = client.ok({"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}})["cursor"]["id"]
+    client.ok({"insert": "c"}, documents=[{"_id": 1_000}])
+    member.slices = Full(lambda: 0)
+    events = client.ok({"getMore": Int64(stream), "collection": "c"})["cursor"]["nextBatch"]
+    assert [event["documentKey"] for event in events] == [{"_id": 1_000}]
+
+
+@pytest.fixture
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each page of a scan in natural order has read."""
     rows: list[int] = []
     pages = natural_order.page_of
 
@@ -235,30 +318,107 @@ def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(client: Client, monk
         return page, more
 
     monkeypatch.setattr(natural_order, "page_of", counted)
-    table, take = client.dispatcher.cursors, 10_000
-    reply = client.ok({"find": "c", "batchSize": 1})["cursor"]
-    (cursor,) = table._open.values()
-    seen = 1
-    space = table.space_for_batch
-    monkeypatch.setattr(table, "space_for_batch", lambda cursor, most: space(cursor, take))
-    monkeypatch.setattr(cursors, "LEAST_BATCH_BYTES", take)
-    client.ok({"getMore": reply["id"], "collection": "c"})
-    rows.clear()
-    while seen < 100:
-        found = client.ok({"getMore": reply["id"], "collection": "c"})["cursor"]["nextBatch"]
-        seen += len(found)
-        assert len(found) <= 10
-        assert len(cursor._waiting) <= 10  # type: ignore[attr-defined]
-    assert max(rows) <= 12
+    return rows
 
 
-def test_the_first_batch_of_few_bytes_keeps_none_either(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the size of a document is known a page may bring megabytes. Hundreds of cursors would keep them."""
+def test_the_first_slice_reads_no_more_of_large_documents_than_it_keeps(
+    client: Client, fetched: list[int], rows_read: list[int]
+) -> None:
+    client.ok({"insert": "large"}, documents=[{"_id": i, "x": "x" * 100_000} for i in range(20)])
+    client.ok({"find": "large", "batchSize": 1_000})
+    assert fetched[0] == rows_read[0] == 3
+
+
+@pytest.fixture
+def short(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch has at most 10,000 bytes."""
     table = client.dispatcher.cursors
     space = table.space_for_batch
     monkeypatch.setattr(table, "space_for_batch", lambda cursor, most: space(cursor, 10_000))
     monkeypatch.setattr(cursors, "LEAST_BATCH_BYTES", 10_000)
-    opened = client.ok({"find": "c"})["cursor"]
-    (cursor,) = table._open.values()
-    assert len(opened["firstBatch"]) <= 10
-    assert len(cursor._waiting) <= 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("short")
+def test_a_batch_of_few_bytes_reads_few_rows(client: Client, rows_read: list[int]) -> None:
+    reply = client.ok({"find": "c", "batchSize": 1})["cursor"]
+    client.ok({"getMore": reply["id"], "collection": "c"})
+    rows_read.clear()
+    seen = [row["_id"] for row in reply["firstBatch"]]
+    for _ in range(10):
+        found = client.ok({"getMore": reply["id"], "collection": "c"})["cursor"]["nextBatch"]
+        seen += [row["_id"] for row in found]
+        assert len(found) <= 9
+    assert max(rows_read) <= 12
+    assert len(seen) == len(set(seen))
+
+
+LARGE = 50_000
+OF_THE_OTHER = {"from": "large", "localField": "n", "foreignField": "n", "as": "found"}
+DOUBLED = {
+    "$reduce": {"input": {"$range": [0, 12]}, "initialValue": "x" * 12, "in": {"$concat": ["$$value", "$$value"]}}
+}
+MADE = {"$map": {"input": {"$range": [0, 40]}, "in": {"x": DOUBLED}}}
+
+
+@pytest.fixture
+def large(client: Client) -> None:
+    """40 documents of 50 kB in a collection, and in a capped one."""
+    client.ok({"create": "capped", "capped": True, "size": 10_000_000})
+    for name in ("large", "capped"):
+        client.ok({"insert": name}, documents=[{"_id": i, "n": i % 2, "x": "x" * LARGE} for i in range(40)])
+
+
+def of_pipeline(*stages: dict[str, Any], source: object = "large", batch: int = 1) -> dict[str, Any]:
+    return {"aggregate": source, "pipeline": list(stages), "cursor": {"batchSize": batch}}
+
+
+OPEN: dict[str, dict[str, Any]] = {
+    "find": {"find": "large", "batchSize": 1},
+    "filter": {"find": "large", "batchSize": 1, "filter": {"n": 0}},
+    "by bytes": {"find": "large", "batchSize": 30},
+    "filter, by bytes": {"find": "large", "batchSize": 30, "filter": {"n": 0}, "projection": {"n": 0}},
+    "sort": {"find": "large", "batchSize": 1, "sort": {"n": 1}},
+    "oplog": {"find": "oplog.rs", "batchSize": 1},
+    "oplog, backwards": {"find": "oplog.rs", "batchSize": 1, "sort": {"$natural": -1}},
+    "oplog by a filter": {"find": "oplog.rs", "batchSize": 1, "filter": {"ns": "test.large"}},
+    "capped": {"find": "capped", "batchSize": 1, "tailable": True},
+    "project": of_pipeline({"$project": {"y": "$x"}}),
+    "unwind": of_pipeline({"$group": {"_id": "$n", "all": {"$push": "$x"}}}, {"$unwind": "$all"}),
+    "lookup": of_pipeline({"$lookup": OF_THE_OTHER}),
+    "unwound lookup": of_pipeline({"$lookup": OF_THE_OTHER}, {"$unwind": "$found"}),
+    "union": of_pipeline({"$match": {"n": 7}}, {"$unionWith": "capped"}),
+    "documents": of_pipeline({"$documents": MADE}, source=1, batch=0),
+    "documents behind stages": of_pipeline({"$documents": MADE}, {"$set": {"a": 1}}, source=1, batch=0),
+    "facet": of_pipeline({"$facet": {"all": [{"$limit": 4}, {"$lookup": OF_THE_OTHER | {"from": "none"}}]}}, batch=0),
+}
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("kind", OPEN)
+def test_what_an_open_cursor_keeps_is_counted(
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """10,000 cursors can be open: what each keeps without being counted has no bound."""
+    command, database = OPEN[kind], "local" if "oplog" in kind else "test"
+    table = client.dispatcher.cursors
+    space = table.space_for_batch
+    monkeypatch.setattr(table, "space_for_batch", lambda cursor, most: space(cursor, 3 * LARGE))
+    monkeypatch.setattr(cursors, "LEAST_BATCH_BYTES", 3 * LARGE)
+
+    tracemalloc.start()
+    try:
+        for _ in range(8):
+            cursor = client.ok(command, database)["cursor"]
+            if cursor["firstBatch"]:
+                more = {"getMore": cursor["id"], "collection": cursor["ns"].partition(".")[2], "batchSize": 1}
+                client.ok(more, database)
+        assert len(table) == 8
+        gc.collect()
+        counted, before = member.admission.in_use, tracemalloc.get_traced_memory()[0]
+        table.close_all()
+        gc.collect()
+        freed = before - tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert freed - counted < 8 * 10_000
+    assert member.admission.in_use == 0
