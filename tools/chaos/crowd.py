@@ -3,7 +3,8 @@
 idle: nothing is sent. half: the head of an HTTP request that never ends. part: a message of the wire port that never
 ends. pipeline, flood: HTTP requests, or pings of the wire port, as many as are taken, and no answer is read.
 exports: each asks over HTTP for all documents of the collection GREEDY and reads nothing. finds: each asks on the wire
-port for all of them in one batch, again and again, and reads what comes.
+port for all of them in one batch and for one entry of the oplog, again and again, reads what comes, and leaves the
+cursors open.
 
 `ping PORT PID` pings as any client does. At the end it prints the longest time that an answer took, in seconds of CPU
 that the process PID used meanwhile: on a busy machine every answer takes long, and that is not the member's fault.
@@ -32,7 +33,10 @@ EXPORT: Final = (
     b"POST /v1/action/find HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/x-ndjson\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(ALL_OF_IT), ALL_OF_IT)
 )
-FIND: Final = encode_msg(1, 0, encode({"find": GREEDY, "batchSize": 100_000, "$db": DATABASE}))
+FINDS: Final = (
+    {"find": GREEDY, "batchSize": 100_000, "$db": DATABASE},
+    {"find": "oplog.rs", "batchSize": 1, "$db": "local"},
+)
 SENT: Final = {
     "idle": b"",
     "half": b"POST /v1/action/insertOne HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Le",
@@ -40,7 +44,7 @@ SENT: Final = {
     "pipeline": GET * (250_000 // len(GET)),
     "flood": PING * (250_000 // len(PING)),
     "exports": EXPORT,
-    "finds": FIND,
+    "finds": b"".join(encode_msg(1, 0, encode(find)) for find in FINDS),
 }
 AGAIN: Final = frozenset({"pipeline", "flood", "finds"})
 READS: Final = frozenset({"finds"})

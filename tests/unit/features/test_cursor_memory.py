@@ -422,3 +422,33 @@ def test_what_an_open_cursor_keeps_is_counted(
         tracemalloc.stop()
     assert freed - counted < 8 * 10_000
     assert member.admission.in_use == 0
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("kind", OPEN)
+@pytest.mark.parametrize("most_bytes", [LARGE // 2, 3 * LARGE])
+def test_batches_cut_by_bytes_give_each_document_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch, kind: str, most_bytes: int
+) -> None:
+    command, database = OPEN[kind], "local" if "oplog" in kind else "test"
+    if "find" in command and kind != "capped":
+        command = command | {"skip": 3, "limit": 30}
+
+    def documents() -> list[dict[str, Any]]:
+        cursor = client.ok(command, database)["cursor"]
+        found: list[dict[str, Any]] = cursor["firstBatch"]
+        while cursor["id"]:
+            more = {"getMore": cursor["id"], "collection": cursor["ns"].partition(".")[2]}
+            cursor = client.ok(more, database)["cursor"]
+            found += cursor["nextBatch"]
+            if kind == "capped" and not cursor["nextBatch"]:
+                break
+        return found
+
+    whole = documents()
+    table = client.dispatcher.cursors
+    space = table.space_for_batch
+    monkeypatch.setattr(table, "space_for_batch", lambda cursor, most: space(cursor, most_bytes))
+    monkeypatch.setattr(cursors, "LEAST_BATCH_BYTES", most_bytes)
+    assert documents() == whole
+    assert len(whole) >= (1 if kind == "facet" else 17)
