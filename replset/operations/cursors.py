@@ -30,6 +30,10 @@ IDLE_MS = 10 * 60_000
 SWEEP_MS = 60_000
 MAX_MEMORY_BYTES = 64 << 20
 """Limit on the documents that all cursors together keep. One cursor alone always fits."""
+COMPILED = 10
+"""How many times its bytes a command takes, about, once it is read and compiled; an open cursor keeps that."""
+SMALL_COMMAND = 1 << 10
+"""Bytes of a command for which nothing is counted. MAX_OPEN bounds what all of them take."""
 MAX_OPEN = 10_000
 """Limit on the cursors of all clients. One more cursor ends the one that is idle longest."""
 RECENTLY_USED_MS = 10_000
@@ -160,7 +164,9 @@ class Cursor(ABC):
         self.batch_bytes = MAX_BATCH_BYTES
         """Limit of the next batch; `CursorTable.space_for_batch` sets it."""
         self.memory_bytes = 0
-        """What it keeps of documents between two batches; `CursorTable.set_memory` changes it."""
+        """What it keeps between two batches; `CursorTable.set_memory` changes it."""
+        self.command_bytes = 0
+        """What of that its compiled command takes."""
         self.table: CursorTable | None = None
         """Where these bytes are counted."""
         self.owner: Owner | None = None
@@ -189,8 +195,8 @@ class Cursor(ABC):
         """
 
     def count_kept(self, table: CursorTable) -> None:
-        """Count the documents that it keeps until the next batch, if it has not yet. OverloadedError (462)."""
-        return  # most keep only a position
+        """Count what it keeps until the next batch: no document but where a subclass says so. OverloadedError (462)."""
+        table.set_memory(self, 0)
 
     def check_alive(self) -> None:
         """Raise CursorNotFoundError (43) if the cursor was killed while a batch was being read."""
@@ -200,6 +206,7 @@ class Cursor(ABC):
     def close(self) -> None:
         """Free the cursor's memory. Nothing happens the second time."""
         self.finished = True
+        self.command_bytes = 0
         if self.table is not None:
             self.table.set_memory(self, 0)
 
@@ -241,11 +248,15 @@ class CursorTable:
         return len(self._open)
 
     def set_memory(self, cursor: Cursor, size: int) -> None:
-        """Count `size` bytes for the cursor from now on. OverloadedError (462) if all cursors would take too much."""
-        more = size - cursor.memory_bytes
+        """Count the command of the cursor, and `size` bytes of documents, from now on.
+
+        OverloadedError (462) if all cursors would take too much.
+        """
+        total = size + cursor.command_bytes
+        more = total - cursor.memory_bytes
         if not self.has_room(cursor, size):
             self._free_memory(cursor, more)
-        cursor.table, cursor.memory_bytes = self, size
+        cursor.table, cursor.memory_bytes = self, total
         self._memory_bytes += more
         self._memory.add(more)
 
@@ -265,9 +276,9 @@ class CursorTable:
             self._batches_bytes -= size
 
     def has_room(self, cursor: Cursor, size: int) -> bool:
-        """Whether the cursor may have so much without an end of others."""
-        others = self._memory_bytes - cursor.memory_bytes
-        return size <= cursor.memory_bytes or not others or others + size <= MAX_MEMORY_BYTES
+        """Whether the cursor may have so many bytes of documents without an end of others."""
+        total, others = size + cursor.command_bytes, self._memory_bytes - cursor.memory_bytes
+        return total <= cursor.memory_bytes or not others or others + total <= MAX_MEMORY_BYTES
 
     def _free_memory(self, cursor: Cursor, more: int) -> None:
         """End cursors that take memory and are idle, the longest idle first."""

@@ -21,7 +21,7 @@ from replset.member.feature import FeaturePart
 from replset.operations import fields
 from replset.operations.authorization import authorize
 from replset.operations.command import CommandContext
-from replset.operations.cursors import Cursor, Pause
+from replset.operations.cursors import Cursor, CursorTable, Pause
 from replset.operations.evaluation import UNBOUNDED, evaluate
 from replset.operations.history import History
 from replset.operations.namespaces import INTERNAL_DATABASES, collection_field, namespace, refuse_view
@@ -50,7 +50,6 @@ class ChangeStreamCursor(Cursor):
     ) -> None:
         super().__init__(ns)
         member = ctx.member
-        self._table = ctx.cursors
         self.await_data = True
         self.is_change_stream = True
         self._member = member
@@ -98,20 +97,18 @@ class ChangeStreamCursor(Cursor):
         if not self._waiting:
             self._passed = max(self._passed, self._at)
             self.finished = self._is_over
-        self._count_kept()
         self.resume_token = self._passed.document()
         return documents
 
-    def _count_kept(self) -> None:
-        """Count what is kept until the next batch. What is large, or has no room, is read again then."""
+    def count_kept(self, table: CursorTable) -> None:
+        """Keep nothing large, and nothing for which there is no room: it is read again then."""
         size = self._reader.kept_bytes + sum(len(raw) for _, raw in self._waiting)
         is_within = bool(self._waiting) and self._waiting[0][0].fragment > 1
-        if (size > KEPT_BYTES and not is_within) or not self._table.has_room(self, size):
+        if (size > KEPT_BYTES and not is_within) or not table.has_room(self, size):
             self._waiting.clear()
             self._reader.drop_page()
             self._at, self._is_over, size = _read_from(self._passed), False, 0
-        if size != self.memory_bytes:
-            self._table.set_memory(self, size)
+        table.set_memory(self, size)
 
     async def _read(self, wanted: int) -> bool:
         """Read on. False: there is nothing more yet."""

@@ -317,8 +317,7 @@ class FindCursor(Cursor):
         return islice(sorter.rows(), skip, None)
 
     def count_kept(self, table: CursorTable) -> None:
-        if self._ordered is not None:
-            table.set_memory(self, self._sorter.memory_bytes + sum(map(len, self._waiting)))
+        table.set_memory(self, self._sorter.memory_bytes + sum(map(len, self._waiting)))
 
     def close(self) -> None:
         super().close()

@@ -12,7 +12,7 @@ from replset.ids import Millis, OpTime
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext
 from replset.operations.current_operations import SHOWN_BYTES
-from replset.operations.cursors import FIRST_BATCH, NOBODY, Cursor, Opener
+from replset.operations.cursors import COMPILED, FIRST_BATCH, NOBODY, SMALL_COMMAND, Cursor, Opener
 from replset.operations.fail_command import check_max_time, fail_get_more
 from replset.operations.namespaces import collection_field, cursor_namespace
 from replset.operations.read_concern import LINEARIZABLE, confirm_linearizable, read_point
@@ -32,6 +32,8 @@ async def first_batch(
             with ctx.cursors.space_for_batch(cursor, ctx.request.batch_bytes):
                 documents = await _confirmed_batch(ctx, cursor, batch_size, 0)
             if not cursor.finished:
+                size = len(ctx.body.raw)
+                cursor.command_bytes = COMPILED * size if size > SMALL_COMMAND else 0
                 cursor.count_kept(ctx.cursors)
     except BaseException:
         cursor.close()

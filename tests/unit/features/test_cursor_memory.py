@@ -452,3 +452,40 @@ def test_batches_cut_by_bytes_give_each_document_once(
     monkeypatch.setattr(cursors, "LEAST_BATCH_BYTES", most_bytes)
     assert documents() == whole
     assert len(whole) >= (1 if kind == "facet" else 17)
+
+
+NUMBERS = list(range(3_000))
+MATCHED: dict[str, dict[str, Any]] = {
+    "find": {"find": "c", "filter": {"_id": {"$in": NUMBERS}}, "batchSize": 1},
+    "sort": {"find": "c", "filter": {"_id": {"$in": NUMBERS}}, "batchSize": 1, "sort": {"n": 1}},
+    "oplog": {"find": "oplog.rs", "filter": {"o._id": {"$in": NUMBERS}}, "batchSize": 1},
+    "stages": of_pipeline({"$match": {"_id": {"$in": NUMBERS}}}, {"$set": {"a": 1}}, source="c"),
+    "change stream": of_pipeline({"$changeStream": {}}, {"$match": {"documentKey._id": {"$in": NUMBERS}}}, source="c"),
+}
+
+
+@pytest.mark.parametrize("kind", MATCHED)
+def test_a_large_command_counts_while_its_cursor_is_open(client: Client, member: RunningMember, kind: str) -> None:
+    """Compiled, a list of numbers takes 7 to 18 times its bytes."""
+    command, database = MATCHED[kind], "local" if kind == "oplog" else "test"
+    cursor = client.ok(command, database)["cursor"]
+    least = 10 * len(encode(command))
+    assert least <= member.admission.in_use < least + EACH * 2
+    more = {"getMore": cursor["id"], "collection": cursor["ns"].partition(".")[2], "batchSize": 1}
+    client.ok(more, database)
+    assert member.admission.in_use >= least
+    client.dispatcher.cursors.close_all()
+    assert member.admission.in_use == 0
+
+
+def test_large_commands_have_one_bound_with_what_is_sorted(
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = MATCHED["find"]
+    monkeypatch.setattr(cursors, "MAX_MEMORY_BYTES", 25 * len(encode(command)))
+    opened = [client.ok(command)["cursor"]["id"] for _ in range(2)]
+    assert client.code(command) == 462
+    assert client.ok({"find": "c", "batchSize": 1})["cursor"]["id"], "what is small always fits"
+    later(member, RECENTLY_USED_MS)
+    assert client.ok(command)["cursor"]["id"]
+    assert client.code({"getMore": opened[0], "collection": "c"}) == 43
