@@ -26,7 +26,7 @@ SHARED = (
 )
 _OWN = rf"(?!\.(?:{'|'.join(map(re.escape, SHARED))})\b)(?=[\s.])"
 _IMPORT = re.compile(rf"^(\s*(?:from|import) )replset{_OWN}", re.MULTILINE)
-_UNREAD = re.compile(r"(NotWritablePrimaryError\((?:text, )?)primary=[\w.]+")
+_UNREAD = re.compile(r'(NotWritablePrimaryError\(\s*(?:text, |"[^"]*", )?)primary=[\w.]+')
 """An argument that this tree's `errors` do not take any more, since nobody read it."""
 
 
