@@ -27,14 +27,15 @@ class ScrubOptions(FeatureOptions):
 
 
 def _part(member: Kernel) -> FeaturePart:
-    def source() -> HostPort | None:
-        """The primary, while this member is a secondary: each secondary compares its documents with it."""
-        return member.node.primary_host if member.node.state is MemberState.SECONDARY else None
+    def primary() -> HostPort | None:
+        """Who is primary, while this member is it, or a secondary: each secondary compares its documents with it."""
+        state = member.node.state
+        return member.node.primary_host if state in (MemberState.PRIMARY, MemberState.SECONDARY) else None
 
     context, check = member[MemberContext], DocumentCheck(member[MemberContext], member[SetMemberClient])
     repair = DocumentRepair(context, check, member[TransactionTable].held.is_held)
     auto = AutoRepair(context, member.node, repair, member[MemberFile], member[RollbackList])
-    scrubber = Scrubber(context, check, source, member[ScrubOptions].scrub_mb_per_sec, auto)
+    scrubber = Scrubber(context, check, primary, member[ScrubOptions].scrub_mb_per_sec, auto)
     member.add(check, repair, scrubber.found)
     return scrubber
 

@@ -37,17 +37,26 @@ class Scrubber(FeaturePart):
         self,
         context: MemberContext,
         check: DocumentCheck,
-        source: Callable[[], HostPort | None],
+        primary: Callable[[], HostPort | None],
         mb_per_sec: float,
         auto: AutoRepair,
     ) -> None:
-        """source: the member to compare with; None: not now."""
+        """primary: the member to compare with, or this one, which then compares nothing; None: not now."""
         self._context = context
         self._check = check
-        self._source = source
+        self._primary = primary
         self._bytes_per_sec = mb_per_sec * (1 << 20)
         self._auto = auto
         self.found = ScrubStatus()
+
+    def on_topology_changed(self) -> None:
+        """Forget what differs where this member is primary now: others are compared with it."""
+        if self._primary() == self._context.identity.member:
+            self.found.differing.clear()
+
+    def _source(self) -> HostPort | None:
+        primary = self._primary()
+        return None if primary == self._context.identity.member else primary
 
     def jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
         return (self.run(),)
@@ -123,7 +132,7 @@ class Scrubber(FeaturePart):
             if one is not None and one.failed:
                 log.debug("%s is not compared now: %s", ns, "; ".join(one.failed.values()))
                 one, tries = None, tries + 1
-            if one is None:
+            if one is None or self._source() != source:
                 await asyncio.sleep(RETRY_S)
                 continue
             if one.differing and source is not None:

@@ -10,7 +10,6 @@ import apsw
 
 from replset.bson import encode, encode_key
 from replset.errors import ReplError
-from replset.features.scrub.document_check import ScrubStatus
 from replset.replication.rollback_manifest import FOLDER
 from tests.simulation.kit.disk_faults import DiskFaults
 from tests.simulation.kit.errors import SimulationError
@@ -94,14 +93,18 @@ class DocumentFaults(DiskFaults):
             await self._repair_documents(machine, ns, trusted if others else {}, bool(others), ends)
         cluster.rotten = ""
         ends = cluster.loop.time() + REPAIRED_WITHIN_S
-        while cluster.auto_repair is not None and self._have_remarks(bearers):  # of a comparison before the repair
+        while await self._have_remarks(bearers):  # of a comparison before the repair
             for other in bearers:  # as `replset repair` does
                 for ns in (SCRUBBED, EMPTIED):
                     await self._ask(other.name, {"replSetRepairDocuments": ns})
             await self._pause_until(ends, "a member takes documents for differing that are alike")
 
-    def _have_remarks(self, bearers: list[Machine]) -> bool:
-        return any(machine.running[ScrubStatus].differing for machine in bearers if machine.running)
+    async def _have_remarks(self, bearers: list[Machine]) -> bool:
+        for machine in bearers:
+            status = await self._ask(machine.name, {"replSetGetStatus": 1}, "admin") or {}
+            if status.get("documentCheck", {}).get("differing"):
+                return True
+        return False
 
     async def _repairs_itself(self, machine: Machine, ends: float) -> None:
         """A secondary whose documents a majority has otherwise puts them right, and keeps what was there. Not one that

@@ -22,6 +22,7 @@ from replset.bson import encode
 from replset.cli.follow import change_roles, list_missing
 from replset.ejson import to_ejson
 from replset.errors import ReplError
+from replset.features.follower.followed import FollowProgress
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import update_entry
 from replset.replication import applier
@@ -327,7 +328,8 @@ class _TwoSites:
 
     def _fail(self, why: str) -> None:
         up = [machine.running for run in (self._first, self._second) for machine in run.cluster.machines.values()]
-        why += f"\nfollowing: {[one.follow_progress for one in up if one is not None and one.follow_progress.source]}"
+        following = [one[FollowProgress] for one in up if one is not None]
+        why += f"\nfollowing: {[one for one in following if one.source]}"
         self._first.checkers.fail("21", f"{why}\n{self._second.cluster.summary()}")
 
     def _has_lost_history(self) -> bool:

@@ -418,6 +418,40 @@ def test_a_secondary_finds_by_itself_what_differs_from_the_primary(
     assert asyncio.run(scrubbed(three, three.c, lambda status: status.passes > 1)).summary == ""
 
 
+def test_a_member_that_becomes_primary_says_no_more_that_it_differs_from_the_primary(
+    three: Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It did until it was compared again, as a secondary. Also when it becomes primary while it compares."""
+    for name in ("START_AFTER_S", "PAUSE_S", "SHORTEST_PAUSE_S", "RETRY_S"):
+        monkeypatch.setattr(scrubber, name, 0.001)
+    rot(three.b, 3, {"_id": 3, "n": 999})
+    primary = A
+    work = Scrubber(
+        three.b.context, three.check(three.b), lambda: primary, 1000.0, auto_repair(three, three.b, wanted=False)
+    )
+
+    def becomes_primary(_command: dict[str, object]) -> None:
+        nonlocal primary
+        primary = B
+        work.on_topology_changed()
+
+    async def differing() -> bool:
+        task = asyncio.create_task(work.run())
+        async with asyncio.timeout(20):
+            while primary == A and not work.found.passes:  # noqa: ASYNC110 - a status has no event
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        return bool(list(work.remarks()))
+
+    assert asyncio.run(differing())
+    becomes_primary({})
+    assert not list(work.remarks())
+    primary, work.found.passes = A, 0
+    three.network.before_call = becomes_primary
+    assert not asyncio.run(differing())
+
+
 async def test_what_is_put_right_during_a_pass_is_not_reported_at_its_end(
     three: Three, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
