@@ -150,7 +150,9 @@ class SetFollower(FeaturePart):
         position, looked_at = store.query(lambda connection: position_in(connection, state))
         self.progress.position = position
         saved, unacknowledged = position, (OPTIME_NULL, OPTIME_NULL)
-        if looked_at > MOST_OWN_ENTRIES:
+        if looked_at > MOST_OWN_ENTRIES or position != state.position:
+            # While the source is gone, the oplog may be trimmed to what this set writes itself: by a document that is
+            # behind, entries would be applied again, over what later ones wrote.
             unacknowledged = await self._save(position, state.hosts), position
         saved_at, every_ms = clock.now(), SAVE_IDLE_MS
         log.info("following %s from %s on", state.set_name, position)
