@@ -7,7 +7,7 @@ filter is always applied again. A condition without bounds (`$ne`, `$size`, …)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +18,8 @@ from replset.query.errors import shell_text
 from replset.query.order import MISSING, is_true
 from replset.query.paths import array_index
 
+MOST_VALUES: Final = 100_000
+"""Of a list for which each value has bounds of its own, which take some 500 bytes; a longer one has those of all."""
 _COMPLEMENT: Final = bytes(range(255, -1, -1))
 _LITERAL = re.compile(r"(?:[^\\^$.|?*+()\[\]{}]|\\[^\w\s])+")
 _NUMBERS = range(31, 34)
@@ -181,6 +183,8 @@ def _collect_path(path: str, value: Any, found: FilterBounds) -> None:
         match name:
             case "$eq":
                 found.conditions.append(_bounds(path, *_equal_to(operand, fold)))
+            case "$in" if len(operand) > MOST_VALUES:
+                found.conditions.append(_bounds(path, [_around(operand, fold)], False))
             case "$in":
                 parts = [_equal(one, fold) for one in operand]
                 found.conditions.append(
@@ -240,6 +244,19 @@ def _collect_expression(expression: Any, found: FilterBounds, variables: Mapping
             value = _value_of(operand, variables)
             if _is_path(path) and value is not MISSING:
                 found.conditions += _bounds_of_comparison(operator, path[1:], value, found.fold)
+
+
+def _around(values: Sequence[object], fold: Fold | None) -> Interval:
+    """One interval that has the keys of all these values."""
+    low, high = EVERYTHING.high, EVERYTHING.low
+    for value in values:
+        for one in _equal(value, fold)[0]:
+            low, high = min(low, one.low, key=_place), max(high, one.high, key=_place)
+    return Interval(low, high)
+
+
+def _place(cut: Cut) -> bytes:
+    return cut.place
 
 
 def _is_path(value: object) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from replset.bson import Symbol, encode_key
 from replset.bson.decoding import names_by_bytes
 from replset.query.alike import FieldsReader, are_whole
-from replset.query.bounds import FilterBounds, bounds_of
+from replset.query.bounds import MOST_VALUES, FilterBounds, bounds_of
 from replset.query.collation import Fold
 from replset.query.match import NO_VARIABLES, Matcher, compile_filter
 from replset.query.order import MISSING
@@ -85,7 +85,7 @@ def filter_of(
         return Filter(matcher, [encode_key(value)] if is_same else None, query, variables, fold)
     if matcher.id_equality is not MISSING:
         return Filter(matcher, [encode_key(matcher.id_equality)], query, variables)
-    if matcher.id_in is None:
+    if matcher.id_in is None or len(matcher.id_in) > MOST_VALUES:
         return Filter(matcher, None, query, variables)
     return Filter(
         matcher, sort_by_key([(key, key) for key in {encode_key(value) for value in matcher.id_in}]), query, variables
