@@ -106,7 +106,10 @@ class Leader:
         if not readable:
             self.end_catch_up("no reachable member is ahead")
             return
-        if self._source is None:
+        # A member that comes back meanwhile may be ahead of all that the source had.
+        if all(peer.host != self._source for peer in readable):
+            if self._source is not None:
+                node.emit(StopFetching())
             best = max(readable, key=lambda peer: (peer.position.last_applied, -peer.id))
             self._source = node.sync_source = best.host
             node.election_metrics.on_catch_up(best.position.last_applied)

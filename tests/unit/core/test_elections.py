@@ -19,6 +19,7 @@ from replset.core.effects import (
     Send,
     StartFetching,
     StateChanged,
+    StopFetching,
 )
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -278,6 +279,23 @@ def test_catch_up_fetches_what_another_member_has() -> None:
     assert node.status(NOW).elections.candidate.catch_up_target == at(1, 9)
     effects = node.receive(LocalPosition(place(at(1, 9))), NOW)
     assert only(effects, Drain) == [Drain(2)]
+
+
+def test_catch_up_goes_on_from_another_member_that_is_ahead() -> None:
+    """Its entries would be rolled back, and the set would take no writes until the time for catch-up is over."""
+    node = elected()
+    node.receive_heartbeat(1)
+    node.receive_heartbeat(2, position=place(at(1, 9)))
+    later = Millis(NOW + 2_000)
+    node.tick(later)
+    effects = node.receive_heartbeat(1, position=place(at(1, 12)), now=later)
+    assert not only(effects, StartFetching), "the source is still ahead"
+    effects = node.receive(LocalPosition(place(at(1, 9))), later)
+    assert (only(effects, StopFetching), only(effects, StartFetching)) == ([StopFetching()], [StartFetching(host(1))])
+    assert node.sync_source == host(1)
+    assert not only(effects, Drain)
+    assert node.status(NOW).elections.candidate.catch_up_target == at(1, 12)
+    assert only(node.receive(LocalPosition(place(at(1, 12))), later), Drain) == [Drain(2)]
 
 
 def test_catch_up_ends_when_the_source_fails() -> None:

@@ -89,6 +89,7 @@ async def test_while_the_source_is_gone_the_place_stays_near_the_end_of_the_oplo
     clock: SimClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, notes: int, saves: range
 ) -> None:
     """The document has it from the first try on: the oplog is trimmed, and with it the entries that came."""
+
     async def gone(_self: SourceSet, *_: object) -> None:
         raise HostUnreachableError("gone")
 
