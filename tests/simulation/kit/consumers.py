@@ -39,6 +39,8 @@ AHEAD_MS = (-1_000, 300, 2_000, 8_000)
 """In how many milliseconds a mail is to be delivered, by a clock that is right."""
 HISTORY_LOST, MOVED = 286, 9_900_013
 DRAIN_TRIES = 400
+LOSSES_MAX = 5
+"""Then a drain goes on from now: in a small oplog that is full, the entries of each seek push the oldest one out."""
 DELAYED_MS = 1_000
 """For so long at most an event that was given back comes not again. A new primary counts it from its first look on."""
 Place = tuple[int, int, int]
@@ -119,6 +121,7 @@ class ConsumerReaders(Clients):
         self._moments = itertools.count(1)
         self._followed = FOLLOWED | ({LATER: f"{DATABASE}.{MAILS}"} if mix.max_refusals else {})
         self.histories = {name: ConsumerHistory() for name in self._followed}
+        self._is_draining, self._losses = False, 0
         self.clocks: Callable[[], dict[HostPort, SimClock]] = dict
         self.parked = self.waited = self.elsewhere = 0
 
@@ -297,6 +300,12 @@ class ConsumerReaders(Clients):
     async def _seek(self, name: str, client: SimClient, rng: random.Random, lost: dict[str, Any]) -> None:
         if self._mix.is_kept:
             raise SimulationError(f"invariant 18 broken: the oplog was not kept for {name}: {lost['errmsg']}")
+        self._losses += self._is_draining
+        if self._losses > LOSSES_MAX:
+            reply = await self._ask(client, rng, {"replSetConsumerSeek": name, "to": "now"})
+            if reply is not None and reply["ok"] == 1:
+                self.histories[name].sought.append((next(self._moments), place_of(reply["position"])))
+            return
         self.histories[name].sought.append((next(self._moments), place_of(lost["oldestToken"]["_data"])))
         await self._ask(client, rng, {"replSetConsumerSeek": name, "to": lost["oldestToken"]})
 
@@ -335,6 +344,7 @@ class ConsumerReaders(Clients):
     async def drain(self, primary: Callable[[], HostPort | None]) -> None:
         """Read and acknowledge all that is left, on a set that is well."""
         client, rng = self._new_client(), random.Random(1)
+        self._is_draining = True
         for name in self._followed:
             quiet_ms = 2 * DELAYED_MS + (max(AHEAD_MS) if name == LATER else 0)
             quiet_since: int | None = None  # of the first answer in a row without an event; one may take long itself
