@@ -10,6 +10,7 @@ from tests.simulation.kit.environment import Environment
 
 TRIMMED_WITHIN_S = 20
 """After the history that is kept for reads."""
+TRIMMED_IN_TURN_S = 5
 LAG_S = 10
 SINCE_TRIMMED = 1024
 """Bytes of entries that a set at rest may add between two looks."""
