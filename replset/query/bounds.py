@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from replset.bson import Regex, Undefined, encode_key
@@ -248,15 +249,11 @@ def _collect_expression(expression: Any, found: FilterBounds, variables: Mapping
 
 def _around(values: Sequence[object], fold: Fold | None) -> Interval:
     """One interval that has the keys of all these values."""
-    low, high = EVERYTHING.high, EVERYTHING.low
+    low, high, place = EVERYTHING.high, EVERYTHING.low, attrgetter("place")
     for value in values:
         for one in _equal(value, fold)[0]:
-            low, high = min(low, one.low, key=_place), max(high, one.high, key=_place)
+            low, high = min(low, one.low, key=place), max(high, one.high, key=place)
     return Interval(low, high)
-
-
-def _place(cut: Cut) -> bytes:
-    return cut.place
 
 
 def _is_path(value: object) -> bool:

@@ -26,6 +26,7 @@ PAGE_BYTES = 4 << 20
 PAGE_BACK = 64
 PAGE_HEADS = 2000
 LEAST_HEADS = 100
+"""Heads beyond the entries that are wanted, some of which do not match."""
 _HEAD_BYTES = 200
 
 
