@@ -29,7 +29,7 @@ from replset.query.order import (
     is_true,
 )
 from replset.query.paths import DBREF_NAMES
-from replset.query.time_limit import check_time
+from replset.query.time_limit import check_time, count_part
 
 NOT_BUILT = frozenset(
     {
@@ -106,6 +106,7 @@ def condition_on(name: str, value: object) -> object:
 
 def literal(value: object, name: str = "$eq", fold: Fold | None = None) -> Condition:
     """Return the condition of `{field: value}`. A regular expression matches the strings that contain it."""
+    count_part()
     if type(value) is Regex:
         return ValueCondition(regex.regex_predicate(value.pattern, value.options))
     return ValueCondition(_equals(value, name, fold))
@@ -133,6 +134,7 @@ def parse(
     """
     conditions: list[Condition] = []
     for name, operand in operators.items():
+        count_part()
         match name:
             case "$eq":
                 conditions.append(ValueCondition(_equals(operand, name, fold)))
@@ -225,6 +227,7 @@ def _in(operand: object, name: str, fold: Fold | None) -> Predicate:
         if is_operators(value):
             raise BadValueError(f"cannot nest $ under {name}")
         if type(value) is Regex:
+            count_part()
             expressions.append(regex.regex_predicate(value.pattern, value.options))
         value = _comparable(value, "$in")
         keys.add(key_of(value))

@@ -18,7 +18,7 @@ from replset.query.conditions import type_predicate
 from replset.query.errors import TypeMismatchError, show
 from replset.query.order import Comparison, compares, equals, is_number
 from replset.query.regex import regex_predicate
-from replset.query.time_limit import check_time
+from replset.query.time_limit import check_time, count_part
 
 Document = dict[str, Any]
 Fails = Callable[[Any, Any, Mapping[str, Any]], bool]
@@ -92,6 +92,7 @@ def _check(schema: object) -> None:
         if not holds(value):
             raise TypeMismatchError(f"$jsonSchema keyword '{name}' must be {wanted}, not {show(value)}")
         for part in _parts(name, value):
+            count_part()
             _check(part)
     for limit in ("Minimum", "Maximum"):
         if f"exclusive{limit}" in schema and limit.lower() not in schema:

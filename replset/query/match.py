@@ -31,7 +31,7 @@ from replset.query.errors import BadValueError, not_built, show
 from replset.query.expressions import WHOLE, compile_expression, top_fields
 from replset.query.order import MISSING, Predicate, is_number, is_true
 from replset.query.paths import split_path, values_at
-from replset.query.time_limit import check_time
+from replset.query.time_limit import check_time, count_part
 
 if TYPE_CHECKING:
     from replset.query.json_schema import Schema
@@ -226,6 +226,7 @@ def _branches(name: str, value: object, scope: _FilterScope | None, fold: Fold |
         raise BadValueError("$and/$or/$nor must be a nonempty array")
     tests: list[Test] = []
     for branch in value:
+        count_part()
         if not isinstance(branch, Mapping):
             raise BadValueError("$or/$and/$nor entries need to be full objects")
         tests.append(_all_tests(_tests(branch, scope, fold)))

@@ -16,7 +16,7 @@ from replset.query.match import NO_VARIABLES, Matcher, item_filter_by
 from replset.query.order import MISSING, is_number, is_true, type_name
 from replset.query.paths import field_path
 from replset.query.sizes import size_of
-from replset.query.time_limit import check_time
+from replset.query.time_limit import check_time, count_part
 
 Document = dict[str, object]
 
@@ -195,6 +195,7 @@ def _leaves(
     """Return the leaf of each dotted path. Nested documents become dotted paths."""
     leaves: dict[str, _Leaf] = {}
     for name, value in spec.items():
+        count_part()
         path = f"{prefix}{name}"
         if name.endswith(".$") or (prefix and name == "$"):
             if not is_find:

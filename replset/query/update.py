@@ -28,7 +28,7 @@ from replset.query.order import MISSING, Predicate, type_name
 from replset.query.pipeline import compile_pipeline, stage_of
 from replset.query.row import Row
 from replset.query.stages.stage import Chain, Run, StageScope
-from replset.query.time_limit import check_time
+from replset.query.time_limit import check_time, count_part
 from replset.query.update_operators import UpdateOperation
 from replset.query.update_paths import (
     ALL_ITEMS,
@@ -218,6 +218,7 @@ def _steps(update: Mapping[str, object], fold: Fold | None) -> Iterator[_Step]:
                 f"{{$mod: {{<field>: ...}}}} not {{{name}: {show(fields)}}}"
             )
         for path, operand in fields.items():
+            count_part()
             if name == "$rename":
                 step = _rename_step(path, operand)
                 tree.add(step.source or ())

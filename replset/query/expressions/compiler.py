@@ -22,7 +22,7 @@ from replset.query.order import MISSING, is_null, type_name
 from replset.query.paths import check_field_name, field_path
 from replset.query.pipeline_names import NOT_BUILT_EXPRESSIONS
 from replset.query.sizes import MAX_BYTES, size_of, sized_key, too_large
-from replset.query.time_limit import check_time
+from replset.query.time_limit import check_time, count_part
 
 Document = Mapping[str, Any]
 Variables = Mapping[str, Any]
@@ -169,6 +169,7 @@ class Scope:
 
     def compile(self, value: Any) -> Expression:
         """Return the expression. See `compile_expression`."""
+        count_part()
         if type(value) is str:
             return _path_expression(value, self.names) if value.startswith("$") else constant(value)
         if isinstance(value, Mapping):

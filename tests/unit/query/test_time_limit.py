@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from replset.bson import DateTime, Timestamp, encode
-from replset.errors import MaxTimeMSExpiredError
+from replset.bson import DateTime, Regex, Timestamp, encode
+from replset.errors import ErrorCode, MaxTimeMSExpiredError, ReplError
 from replset.query import time_limit
 from replset.query.distinct import Distinct
 from replset.query.expressions import compile_expression
@@ -129,3 +129,46 @@ def test_every_loop_asks_whether_the_time_is_up(work: Any, monkeypatch: pytest.M
         work()
     with time_limit.time_limit(lambda: False):
         work()
+
+
+PARTS: list[tuple[Any, int]] = [
+    (lambda: compile_filter({"a": 1, "b": {"$gt": 1, "$lt": 5}}), 3),
+    (lambda: compile_filter({"$or": [{"a": 1}, {"b": 1}]}), 4),
+    (lambda: compile_filter({"a": {"$in": list(range(ITEMS))}}), 1),
+    (lambda: compile_filter({"a": {"$in": [Regex("a", ""), Regex("b", ""), 1]}}), 3),
+    (lambda: compile_filter({"a": {"$all": [1, 2, 3]}}), 4),
+    (lambda: compile_filter({"a": {"$elemMatch": {"b": 1, "c": {"$ne": 2}}}}), 3),
+    (lambda: compile_filter({"$jsonSchema": {"properties": {"a": {}, "b": {"items": {}}}}}), 3),
+    (lambda: compile_filter({"$expr": {"$add": ["$a", 1]}}), 3),
+    (lambda: compile_expression({"$literal": list(range(ITEMS))}, {}), 1),
+    (lambda: compile_projection({"a": 1, "b": {"c": 1}}), 3),
+    (lambda: compile_update({"$set": {"a": list(range(ITEMS)), "b": {"c": 1}}, "$inc": {"d": 1}}), 3),
+    (lambda: compile_update({"a": 1, "b": list(range(ITEMS))}), 0),
+]
+
+
+@pytest.mark.parametrize(("work", "parts"), PARTS)
+def test_the_parts_of_a_statement_are_counted_and_limited(
+    work: Any, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is compiled into objects that take many times its bytes; values are not."""
+    work()  # without a limit on the event loop, where only small statements are compiled
+    before = time_limit.parts_compiled()
+    with time_limit.time_limit():
+        work()
+    assert time_limit.parts_compiled() - before == parts
+    monkeypatch.setattr(time_limit, "MOST_PARTS", parts)
+    with time_limit.time_limit():
+        work()
+    if parts:
+        monkeypatch.setattr(time_limit, "MOST_PARTS", parts - 1)
+        with time_limit.time_limit(), pytest.raises(ReplError, match="make it smaller") as error:
+            work()
+        assert error.value.code == ErrorCode.EXCEEDED_MEMORY_LIMIT
+    work()
+
+
+def test_compiling_looks_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "POLL_S", 0.0)
+    with time_limit.time_limit(lambda: True), pytest.raises(MaxTimeMSExpiredError):
+        compile_filter({"a": 1})
