@@ -602,3 +602,16 @@ class RemoteProtocolError(ReplError, code=ErrorCode.FAILED_TO_PARSE):
 
 class InvariantError(Exception):
     """An invariant is broken. Only the shell catches this error, and stops the member."""
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Let go of what was under way when the error was raised.
+
+    Some of these frames hold the error in their turn. A decoded filter of 100 MB would stay until the next full
+    collection of garbage.
+    """
+    seen: set[int] = set()  # a chain of causes may be a ring
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

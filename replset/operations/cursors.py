@@ -30,10 +30,9 @@ IDLE_MS = 10 * 60_000
 SWEEP_MS = 60_000
 MAX_MEMORY_BYTES = 64 << 20
 """Limit on the documents that all cursors together keep. One cursor alone always fits."""
-COMPILED = 10
-"""How many times its bytes a command takes, about, once it is read and compiled; an open cursor keeps that."""
 SMALL_COMMAND = 1 << 10
-"""Bytes of a command for which nothing is counted. MAX_OPEN bounds what all of them take."""
+"""Bytes of a command for which nothing is counted, though an open cursor keeps what was compiled of it. MAX_OPEN bounds
+what all of them take."""
 MAX_OPEN = 10_000
 """Limit on the cursors of all clients. One more cursor ends the one that is idle longest."""
 RECENTLY_USED_MS = 10_000

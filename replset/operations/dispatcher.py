@@ -15,6 +15,7 @@ from replset.errors import (
     InvariantError,
     NotWritablePrimaryError,
     ReplError,
+    forget_frames,
 )
 from replset.ids import Millis
 from replset.operations import fields
@@ -23,7 +24,7 @@ from replset.operations.authorization import authorize
 from replset.operations.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Repeat, Where
 from replset.operations.current_operations import OperationTable
 from replset.operations.cursors import CursorTable
-from replset.operations.evaluation import IS_TIME_UP
+from replset.operations.evaluation import IS_TIME_UP, SMALL_STATEMENT
 from replset.operations.fail_command import fail_command
 from replset.operations.flow_control import FlowControl
 from replset.operations.in_transaction import add_transaction_label, run_in_transaction
@@ -53,6 +54,7 @@ from replset.operations.session_request import (
 from replset.operations.session_table import SessionTable
 from replset.operations.slow_operations import WORK
 from replset.operations.stable_api import check_api
+from replset.operations.statement_memory import LARGE, StatementMemory
 from replset.operations.transactions import TransactionTable
 from replset.operations.user_directory import UserDirectory
 from replset.operations.waiters import Completion
@@ -90,6 +92,7 @@ class Dispatcher:
         """By each of their names."""
         self._at_once = {name.encode(): row for name, row in self.commands.items() if row.at_once is not None}
         self.prepared = PreparedCommands(self)
+        self._statements, self._large_statements = StatementMemory(), StatementMemory()
 
     async def run(self, request: CommandRequest) -> Reply:
         """Return the reply, a document or bytes. A failure is a reply with ok: 0. Only a broken invariant is raised."""
@@ -106,6 +109,7 @@ class Dispatcher:
             raise
         except Exception as error:
             reply = self._failed(request, ctx, error)
+            forget_frames(error)
         whole = self.complete(request, ctx, reply)
         if not isinstance(reply, LargeReply):
             return whole
@@ -266,12 +270,11 @@ class Dispatcher:
         WORK.set(ctx.work)
         IS_TIME_UP.set(ctx.is_time_up)
         try:
-            if ctx.in_transaction:
-                return await self._carry_out_inside(ctx)
-            if self.member.fail_points.active:
-                await fail_command(ctx)
-            self._check_may_run(ctx)
-            return await ctx.command.run(ctx)
+            size = ctx.request.statement_bytes
+            if size <= SMALL_STATEMENT:
+                return await self._carry_out(ctx)
+            async with (self._statements if size <= LARGE else self._large_statements).held(ctx, size):
+                return await self._carry_out(ctx)
         except ReplError:
             self.operations.failed += 1
             raise
@@ -291,6 +294,14 @@ class Dispatcher:
             check_readable(ctx)
         elif command.where is Where.PRIMARY and not self.member.node.writable:
             raise NotWritablePrimaryError()
+
+    async def _carry_out(self, ctx: CommandContext) -> Reply:
+        if ctx.in_transaction:
+            return await self._carry_out_inside(ctx)
+        if self.member.fail_points.active:
+            await fail_command(ctx)
+        self._check_may_run(ctx)
+        return await ctx.command.run(ctx)
 
     async def _carry_out_inside(self, ctx: CommandContext) -> Reply:
         """Carry out a command of a transaction."""

@@ -16,9 +16,10 @@ from typing import Final, TypeVar
 
 from replset.bson import RawDocument
 from replset.operations.kernel import Kernel
+from replset.operations.slow_operations import WORK
 from replset.query.expressions.compiler import has_loops
 from replset.query.regex import begin_time_slice, contains_regex, is_time_slice_over
-from replset.query.time_limit import time_limit
+from replset.query.time_limit import parts_compiled, time_limit
 from replset.replication.ports import Clock
 
 T = TypeVar("T")
@@ -81,11 +82,26 @@ async def run_in_thread(member: Kernel, work: Callable[[], T]) -> T:
     """
     is_time_up = IS_TIME_UP.get()
 
-    def limited() -> T:
+    def limited() -> tuple[T, int]:
         with time_limit(is_time_up):
-            return work()
+            return _counted(work)
 
-    return await member.evaluations.run(limited)
+    found, parts = await member.evaluations.run(limited)
+    _count(parts)
+    return found
+
+
+def _counted(work: Callable[[], T]) -> tuple[T, int]:
+    """Do `work`, and return how many parts of a statement it compiled."""
+    before = parts_compiled()
+    return work(), parts_compiled() - before
+
+
+def _count(parts: int) -> None:
+    """Count what was compiled for the command of this task."""
+    work = WORK.get()
+    if parts and work is not None:
+        work.count_parts(parts)
 
 
 async def evaluate(
@@ -147,5 +163,9 @@ async def read_statement(member: Kernel, document: RawDocument, read: Callable[[
 
 
 async def compiled(member: Kernel, weight: int, compile_: Callable[[], T]) -> T:
-    """Return what `compile_` makes of decoded documents of this weight."""
-    return compile_() if weight <= SMALL_STATEMENT else await run_in_thread(member, compile_)
+    """Return what `compile_` makes of decoded documents of this weight, and count its parts for the command."""
+    if weight > SMALL_STATEMENT:
+        return await run_in_thread(member, compile_)
+    found, parts = _counted(compile_)
+    _count(parts)
+    return found

@@ -80,6 +80,16 @@ class CommandRequest:
     batch_bytes: int = MAX_BSON_SIZE
 
     @property
+    def statement_bytes(self) -> int:
+        """Bytes of what is decoded of the command: all but the documents of an insert."""
+        size = len(self.body.raw)
+        if self.body.first_key == "insert":
+            return size - self.body.size_of("documents")
+        for documents in self.sequences.values():
+            size += sum(len(document.raw) for document in documents)
+        return size
+
+    @property
     def sender(self) -> ConnectionContext:
         """Whose rights count: with a write that another member forwards, those of its client."""
         return self.connection if self.acting is None else self.acting

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,6 +30,7 @@ class SlowReason(StrEnum):
     FLOW_CONTROL = "flow control"
     WRITE_QUEUE = "write queue"
     TRANSACTION = "transaction"
+    MEMORY = "memory"
     SCAN = "scan"
     DOCUMENTS = "documents"
     BUSY = "busy"
@@ -39,6 +41,7 @@ TEXTS: Final = {
     SlowReason.READ_CONCERN: "it waited {ms} ms for its read concern",
     SlowReason.WRITE_QUEUE: "it waited {ms} ms behind other writes",
     SlowReason.TRANSACTION: "it waited {ms} ms for a transaction that held the document",
+    SlowReason.MEMORY: "it waited {ms} ms for memory that other large statements took",
     SlowReason.SCAN: "it looked at {documents} documents without an index",
     SlowReason.DOCUMENTS: "it looked at {documents} documents",
     SlowReason.BUSY: "it waited for nothing: the command is long, or the machine was busy",
@@ -49,6 +52,8 @@ TEXTS: Final = {
 class Work:
     """What one command did. keys, documents: that it looked at. is_scan: a plan of it reads the whole collection.
 
+    parts: conditions, expressions and fields that are compiled of its statements (`count_part`); None: nothing yet.
+    on_counted: called when `parts` has changed.
     indexes: that its plans use, each with the collection's UUID. idle_ms: how long it waited for new entries, because
     its client asked for that; it is not slow then.
     """
@@ -57,8 +62,15 @@ class Work:
     documents: int = 0
     is_scan: bool = False
     idle_ms: int = 0
+    parts: int | None = None
     waits: dict[SlowReason, int] = field(default_factory=dict)
     indexes: set[tuple[bytes, str]] = field(default_factory=set)
+    on_counted: Callable[[], None] | None = None
+
+    def count_parts(self, parts: int) -> None:
+        self.parts = (self.parts or 0) + parts
+        if self.on_counted is not None:
+            self.on_counted()
 
     def waited(self, reason: SlowReason, ms: int) -> None:
         if ms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -63,8 +63,7 @@ async def count(ctx: CommandContext) -> Reply:
             total += matched
             return limit > 0 and total >= skip + limit
 
-        scan = Scan(ctx.member, coll, at, plan, found.test(), weight)
-        await _walk(ctx, scan, on_slice)
+        await _walk(ctx, Scan(ctx.member, coll, at, plan, weight), found.test(), on_slice)
     await confirm_linearizable(ctx)
     total = max(0, total - skip)
     return with_time({"n": min(total, limit) if limit else total}, at)
@@ -111,16 +110,21 @@ async def _open(ctx: CommandContext) -> tuple[Collection | None, OpTime | None]:
     return await open_collection(ctx, collection, read_concern_of(ctx))
 
 
-async def _walk(ctx: CommandContext, scan: Scan[Any], on_slice: Callable[[int], bool]) -> None:
+async def _walk(
+    ctx: CommandContext,
+    scan: Scan,
+    read: Callable[[Sequence[bytes]], Iterable[Any]],
+    on_slice: Callable[[int], bool],
+) -> None:
     """Walk a collection in slices. on_slice: takes the number of documents found; True ends the walk.
 
-    The undo for the read's point is kept until the walk ends.
+    read: see `Scan.next_slice`. The undo for the read's point is kept until the walk ends.
     """
     pin = None if scan.at is None else ctx.member.store.pin(scan.at)
     try:
         is_over = False
         while not scan.exhausted and not is_over:
-            is_over = on_slice(len(await scan.next_slice()))
+            is_over = on_slice(len(await scan.next_slice(read)))
             if not scan.exhausted:
                 await pause(ctx)
     finally:
@@ -165,7 +169,7 @@ async def distinct(ctx: CommandContext) -> Reply:
 
         own = None if ctx.transaction is None else ctx.transaction.write_set
         plan = choose_plan(coll, found, None, hint, in_transaction=own is not None).plan
-        await _walk(ctx, Scan(ctx.member, coll, at, plan, partial(map, add), weight, own), on_slice)
+        await _walk(ctx, Scan(ctx.member, coll, at, plan, weight, own), partial(map, add), on_slice)
     await confirm_linearizable(ctx)
     reply = with_time({"values": values.values}, at)
     if at is not None and ctx.transaction is None and read_concern_of(ctx).level == "snapshot":

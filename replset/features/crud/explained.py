@@ -129,11 +129,12 @@ async def _execute(
     found = wanted.found
     enough = wanted.skip + wanted.limit if wanted.limit and chosen.is_sorted else None
     began = ctx.member.clock.now()
-    scan = Scan(ctx.member, coll, at, chosen.plan, found.test(), max(wanted.weight, 1))
+    scan = Scan(ctx.member, coll, at, chosen.plan, max(wanted.weight, 1))
     pin = None if at is None else ctx.member.store.pin(at)
     try:
         while not scan.exhausted and (enough is None or counts.matched < enough):
-            counts.matched += len(await scan.next_slice(None if enough is None else enough - counts.matched))
+            want = None if enough is None else enough - counts.matched
+            counts.matched += len(await scan.next_slice(found.test(), want))
             await pause(ctx)
     finally:
         if pin is not None:

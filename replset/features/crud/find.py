@@ -207,8 +207,8 @@ class FindCursor(Cursor):
         self._reader = found.reader(() if projection is None else projection.fields)
         plan, is_sorted = choose_plan(coll, query.compiled, query.sort, query.hint, in_transaction=own is not None)
         self._key_shown = partial(index_key, plan) if query.returns_key else None
-        self._scan = Scan(member, coll, at, plan, self._matching, query.weight, own)
-        self._to_sort = None if is_sorted else Scan(member, coll, at, plan, self._keyed, query.weight, own)
+        self._scan = Scan(member, coll, at, plan, query.weight, own)
+        self._to_sort = None if is_sorted else Scan(member, coll, at, plan, query.weight, own)
         self._sort_reader = found.reader(() if query.sort is None else query.sort.reads)
         self._sorter = Sorter(query.spill, "Sort", query.skip + query.limit if query.limit else 0)
         self._ordered: Iterator[bytes] | None = None
@@ -228,7 +228,7 @@ class FindCursor(Cursor):
             if self._ordered is not None:
                 self._waiting = (await self._next_ordered(self._ordered, batch))[::-1]
             else:
-                batch.add(await self._scan.next_slice(batch.want, batch.left_bytes, batch.fits))
+                batch.add(await self._scan.next_slice(self._matching, batch.want, batch.left_bytes, batch.fits))
             self.check_alive()
         self._skip = batch.skip
         if self._left is not None:
@@ -296,12 +296,12 @@ class FindCursor(Cursor):
         for raw, document in zip(raws, found.matching(raws, self._sort_reader), strict=True):
             yield None if document is None else (sort(document), raw)
 
-    async def _sort(self, pause: Pause, scan: Scan[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    async def _sort(self, pause: Pause, scan: Scan) -> Iterator[bytes]:
         """All documents that the limit lets through, in order."""
         sorter = self._sorter
 
         while not scan.exhausted:
-            found = await scan.next_slice()
+            found = await scan.next_slice(self._keyed)
             if sorter.memory_bytes > _SMALL_SORT and sorter.is_long_work(found):
                 try:
                     await run_in_thread(self._member, partial(sorter.add_all, found))

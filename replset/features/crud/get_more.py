@@ -12,12 +12,13 @@ from replset.ids import Millis, OpTime
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext
 from replset.operations.current_operations import SHOWN_BYTES
-from replset.operations.cursors import COMPILED, FIRST_BATCH, NOBODY, SMALL_COMMAND, Cursor, Opener
+from replset.operations.cursors import FIRST_BATCH, NOBODY, SMALL_COMMAND, Cursor, Opener
 from replset.operations.fail_command import check_max_time, fail_get_more
 from replset.operations.namespaces import collection_field, cursor_namespace
 from replset.operations.read_concern import LINEARIZABLE, confirm_linearizable, read_point
 from replset.operations.request import Reply
 from replset.operations.stable_api import NO_API, api_parameters
+from replset.operations.statement_memory import memory_of
 from replset.optime import timestamp
 
 
@@ -33,7 +34,7 @@ async def first_batch(
                 documents = await _confirmed_batch(ctx, cursor, batch_size, 0)
             if not cursor.finished:
                 size = len(ctx.body.raw)
-                cursor.command_bytes = COMPILED * size if size > SMALL_COMMAND else 0
+                cursor.command_bytes = memory_of(size, ctx.work) if size > SMALL_COMMAND else 0
                 cursor.count_kept(ctx.cursors)
     except BaseException:
         cursor.close()

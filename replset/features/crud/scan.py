@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from replset.errors import CursorNotFoundError, QueryPlanKilledError, SnapshotCutError
 from replset.features.crud.candidates import Candidate, OverlayView, SnapshotView, View, source_of
@@ -35,7 +35,7 @@ FETCH_MS = 10
 """What one slice may take to find its documents."""
 
 
-class Scan(Generic[T]):
+class Scan:
     """A position in the documents of one collection that match a filter.
 
     at: the point of the read, None for the newest state of each moment. Between slices nothing is held but the position
@@ -48,17 +48,13 @@ class Scan(Generic[T]):
         coll: Collection,
         at: OpTime | None,
         plan: Plan,
-        read: Callable[[Sequence[bytes]], Iterable[T | None]],
         weight: int,
         own: WriteSet | None = None,
     ) -> None:
-        """read: what the caller wants of each document, None when it does not look for it; it decodes and matches.
-        weight: of what `read` evaluates; 0 for nothing, then documents are not even decoded. own: of a transaction.
-        """
+        """weight: of what the caller evaluates; 0: nothing, so nothing is decoded. own: of a transaction."""
         self._member = member
         self._rollback_id = member.store.rollback_id
         self._coll = coll
-        self._read = read
         self._weight = weight
         self._limit = SLICE_DECODED if weight else SLICE_RAW
         self._source = source_of(plan)
@@ -74,10 +70,15 @@ class Scan(Generic[T]):
         self.keys_examined = self.documents_examined = 0
 
     async def next_slice(
-        self, want: int | None = None, most_bytes: int = SLICE_BYTES, fits: Callable[[T], bool] | None = None
+        self,
+        read: Callable[[Sequence[bytes]], Iterable[T | None]],
+        want: int | None = None,
+        most_bytes: int = SLICE_BYTES,
+        fits: Callable[[T], bool] | None = None,
     ) -> list[T]:
         """Go on for one slice, until `want` documents match (None: all of the slice). Sets `exhausted` at the end.
 
+        read: what the caller wants of each document, None when it does not look for it; it decodes and matches.
         most_bytes: of documents that are read, however many match. fits: see `evaluate`; the next slice begins with the
         document that did not fit.
 
@@ -92,7 +93,7 @@ class Scan(Generic[T]):
         self._check()
         fetched, is_last = self._fetch(most if want is None or self._weight else min(want, most), most_bytes)
         documents = [raw for _, _, raw in fetched if raw is not None]
-        found, looked_at = await evaluate_all(self._member, self._weight, documents, self._read, want, fits)
+        found, looked_at = await evaluate_all(self._member, self._weight, documents, read, want, fits)
         self._check()  # a rollback meanwhile may have taken away what was read
         is_all = looked_at == len(documents)
         done = len(fetched)

@@ -290,6 +290,7 @@ async def parse_in_slices(
 ) -> list[T]:
     """`parse` of each document, giving others a turn in between."""
     parsed: list[T] = []
+    are_little = True
     size = 0  # since the last turn
     for document in documents:
         if size > TURN_BYTES:
@@ -297,5 +298,8 @@ async def parse_in_slices(
             size = 0
         size += len(document.raw) + LEAST_BYTES
         is_little = len(document.raw) <= SMALL_STATEMENT
+        are_little = are_little and is_little
         parsed.append(parse(document) if is_little else await run_in_thread(ctx.member, partial(parse, document)))
+    if are_little:
+        ctx.work.count_parts(0)  # they are compiled one by one
     return parsed
