@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import Struct
+from sys import maxsize
 
 from replset.bson.decoding import (
     COUNTED_SIZE,
@@ -97,36 +98,19 @@ class RawDocument:
         made.raw, made._index = data, None
         return made
 
+    def has_at_most(self, most: int) -> bool:
+        """Return whether the top level has at most `most` fields. More of them take no longer than `most`."""
+        if self._index is None:
+            index, end = _index_of(self.raw, most)
+            if end < len(self.raw) - 1:
+                return False
+            self._index = index
+        return len(self._index) <= most
+
     def _build_index(self) -> dict[bytes, tuple[int, int, int]]:
         """Return type byte, start and end of each value, by name."""
-        data = self.raw
-        last = len(data) - 1
-        pos = 4
-        index: dict[bytes, tuple[int, int, int]] = {}
-        find = data.find
-        fixed_size = FIXED_SIZE
-        counted_size = COUNTED_SIZE
-        while pos < last:
-            kind = data[pos]
-            end = find(0, pos + 1, last)
-            if end < 0:
-                raise unreadable_element(kind, pos)
-            start = end + 1
-            size = fixed_size[kind]
-            if size >= 0:
-                after = start + size
-            elif kind in counted_size and start + 4 <= last:
-                least, extra = counted_size[kind]
-                (length,) = _read_int32(data, start)
-                after = start + length + extra if length >= least else value_end(data, kind, start, last, pos)
-            else:
-                after = value_end(data, kind, start, last, pos)
-            if after > last:
-                raise InvalidBSONError("a value that is longer than its document", offset=start)
-            index[data[pos + 1 : end]] = (kind, start, after)
-            pos = after
-        self._index = index
-        return index
+        self._index, _ = _index_of(self.raw)
+        return self._index
 
     def get(self, name: str, default: object = None) -> object:
         """Return the decoded value of the field, `default` when there is no such field."""
@@ -220,3 +204,35 @@ class RawDocument:
 
     def __repr__(self) -> str:
         return f"RawDocument({self.raw!r:.120})"
+
+
+def _index_of(data: bytes, most: int = maxsize) -> tuple[dict[bytes, tuple[int, int, int]], int]:
+    """Return type byte, start and end of the first `most` values of the top level, by name; and where the last ends."""
+    last = len(data) - 1
+    pos = 4
+    index: dict[bytes, tuple[int, int, int]] = {}
+    find = data.find
+    fixed_size = FIXED_SIZE
+    counted_size = COUNTED_SIZE
+    for _ in range(most):
+        if pos >= last:
+            break
+        kind = data[pos]
+        end = find(0, pos + 1, last)
+        if end < 0:
+            raise unreadable_element(kind, pos)
+        start = end + 1
+        size = fixed_size[kind]
+        if size >= 0:
+            after = start + size
+        elif kind in counted_size and start + 4 <= last:
+            least, extra = counted_size[kind]
+            (length,) = _read_int32(data, start)
+            after = start + length + extra if length >= least else value_end(data, kind, start, last, pos)
+        else:
+            after = value_end(data, kind, start, last, pos)
+        if after > last:
+            raise InvalidBSONError("a value that is longer than its document", offset=start)
+        index[data[pos + 1 : end]] = (kind, start, after)
+        pos = after
+    return index, pos

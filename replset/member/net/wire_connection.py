@@ -21,10 +21,12 @@ from replset.errors import (
     OverloadedError,
     RemoteProtocolError,
     ReplError,
+    UnknownFieldError,
     code_name,
 )
 from replset.operations.admission import SMALL_BYTES, STALLED_S
 from replset.operations.command import PROVE, Repeat
+from replset.operations.evaluation import SMALL_STATEMENT
 from replset.operations.prepared import PreparedWrite
 from replset.operations.request import CommandRequest, ConnectionContext, Owner, Reply
 from replset.operations.shapes import ARRAYS, MOST_IN_VAIN, KnownShapes
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 
 EMPTY = encode({})
+MOST_FIELDS = 1_000
+"""Fields of a command. A look at each of a million of them took the event loop two seconds."""
 TURN = 16
 """Commands of one connection that run before other tasks of the event loop run."""
 STRANGER = ReplError("a message of this size requires authentication", code=ErrorCode.UNAUTHORIZED)
@@ -465,6 +469,9 @@ class WireConnection(asyncio.BufferedProtocol):
     async def _answer(self, message: WireMessage) -> None:
         if (message.uncut or message.unverified or message.refused) and not await self._prepare(message):
             return
+        if len(message.body.raw) > SMALL_STATEMENT and _has_too_many_fields(message.body):
+            self._reply(message, _refusal(UnknownFieldError(f"no command has more than {MOST_FIELDS} fields")))
+            return
         member = self._context.member
         if member is not None and self._server.drops_inbound(member):
             return
@@ -614,6 +621,14 @@ def _name_of(body: RawDocument) -> str | None:
         return body.first_key
     except InvalidBSONError:
         return None
+
+
+def _has_too_many_fields(body: RawDocument) -> bool:
+    """Whether a command has more fields than any takes."""
+    try:
+        return not body.has_at_most(MOST_FIELDS)
+    except InvalidBSONError:
+        return False  # refused where it is read
 
 
 def _is_awaitable(hello: RawDocument) -> bool:

@@ -71,6 +71,19 @@ def test_get_raw() -> None:
     assert raw.get_raw("absent") is None
 
 
+def test_fields_are_counted_no_further_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = RawDocument(encode({"a": 1, "b": {"x": 1}, "c": 3}))
+    assert [raw.has_at_most(most) for most in (0, 2, 3, 4)] == [False, False, True, True]
+    assert not raw.has_at_most(2), "also once all are indexed"
+    assert raw.get("c") == 3
+    same = b"\x10a\0\1\0\0\0" * 3
+    twice = RawDocument((len(same) + 5).to_bytes(4, "little") + same + b"\0")
+    assert not twice.has_at_most(2), "each of one name counts"
+    damaged = RawDocument(encode({"a": 1, "b": 2})[:-6] + b"\xff\xff\xff\xff\xff\0")
+    assert not damaged.has_at_most(1), "what is not looked at is not refused"
+    assert RawDocument(encode({})).has_at_most(0)
+
+
 def test_empty() -> None:
     raw = RawDocument(encode({}))
     assert raw.keys() == []

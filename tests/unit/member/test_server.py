@@ -15,8 +15,9 @@ from replset.auth.users import Login
 from replset.bson import MAX_MESSAGE_SIZE, Int64, ObjectId, RawDocument, encode
 from replset.errors import InvariantError
 from replset.member.net import server
-from replset.member.net.wire_connection import TURN
+from replset.member.net.wire_connection import MOST_FIELDS, TURN
 from replset.operations.command import PROVE
+from replset.operations.evaluation import SMALL_STATEMENT
 from replset.operations.request import CommandRequest, Reply
 from replset.wire import framing
 from replset.wire.framing import CHECKSUM_PRESENT, EXHAUST_ALLOWED, MORE_TO_COME, OP_QUERY, crc32c, encode_msg
@@ -719,6 +720,19 @@ async def test_more_documents_than_a_command_takes_are_refused(served: Served) -
     client.writer.write(insert(encode({}) * 300_000))
     assert (await client.receive()).body.get("code") == 16
     assert (await client.ask(ping(1)))["n"] == 1
+
+
+async def test_a_command_of_more_fields_than_any_takes_is_refused_after_a_look_at_some(served: Served) -> None:
+    """To look at each of a million held the event loop for two seconds."""
+    client = await served.client()
+    many = {"ping": 1, "$db": "admin", **dict.fromkeys(map(str, range(MOST_FIELDS)), "x" * 20)}
+    assert (await client.ask(many))["code"] == 40415
+    assert served.dispatcher.asked == []
+    few = {"ping": 1, "$db": "admin", **dict.fromkeys(map(str, range(MOST_FIELDS - 2)), "x" * 20)}
+    assert (await client.ask(few))["ok"] == 1
+    damaged = encode({"ping": 1, "a": "x" * SMALL_STATEMENT}).replace(b"\x02a", b"\x7ea")
+    client.writer.write(encode_msg(9, 0, damaged))
+    assert (await client.receive()).body.get("code") == 22
 
 
 async def test_a_malformed_document_among_many_ends_the_connection(served: Served) -> None:
