@@ -18,6 +18,7 @@ from api.errors import HttpError, failure, http_error
 from api.json_bson import bson_from_json
 from replset.bson import (
     MAX_MESSAGE_SIZE,
+    MAX_WRITE_BATCH,
     Binary,
     ExtendedJSONError,
     Int64,
@@ -38,6 +39,8 @@ from replset.optime import timestamp
 JSON, EJSON, BSON = "application/json", "application/ejson", "application/bson"
 LARGE_BYTES = 1 << 17
 """A larger body is parsed or encoded in a worker thread, since it would hold the event loop up for 10 ms or more."""
+HUGE_BYTES = 1 << 20
+"""Only a few bodies over this are under way at once, see `HUGE_BODIES`."""
 MAX_ANSWER_BYTES = MAX_MESSAGE_SIZE
 _MAX_CACHED_HEADER = 200
 _INC_SECONDS = Struct("<II").unpack_from
@@ -186,6 +189,11 @@ def _json_field(name: str, value: object) -> object:
         if raw is not None:
             return RawDocument(raw)
     elif isinstance(value, list):
+        if len(value) > MAX_WRITE_BATCH:
+            raise failure(
+                ErrorCode.INVALID_LENGTH,
+                f"field '{name[:80]}' has {len(value)} items, and at most {MAX_WRITE_BATCH} are taken",
+            )
         rows = [bson_from_json(item) if isinstance(item, dict) else None for item in value]
         if None not in rows:
             return [RawDocument(row) for row in rows if row is not None]

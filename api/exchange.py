@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 from starlette.responses import Response
 
 from api.bodies import (
+    HUGE_BYTES,
     LARGE_BYTES,
     NO_TIMES,
     Form,
@@ -25,11 +26,13 @@ from api.errors import HttpError, error_body, failure, http_error
 from replset.auth.users import Login
 from replset.bson import InvalidBSONError, RawDocument
 from replset.bson.limits import MAX_MESSAGE_SIZE
-from replset.errors import ErrorCode
+from replset.errors import ErrorCode, OverloadedError, forget_frames
 from replset.member.member import RunningMember
 from replset.operations.admission import SMALL_BYTES, STALLED_S, Admission
 from replset.operations.request import ConnectionContext
+from replset.operations.statement_memory import LONGEST_WAIT_MS
 
+T = TypeVar("T")
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -51,12 +54,13 @@ class RequestMemory:
     Its methods raise HttpError 503 (462) when the member has no memory left for them.
     """
 
-    __slots__ = ("_admission", "_reserved", "_size")
+    __slots__ = ("_admission", "_place", "_reserved", "_size")
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._size = 0
         self._reserved = 0
+        self._place: asyncio.Semaphore | None = None
 
     def count_request(self, size: int, *, is_whole: bool = True) -> None:
         """Count a body of which `size` bytes have come. A small body that came at once is not counted."""
@@ -79,8 +83,21 @@ class RequestMemory:
             raise self.refusal()
         self._reserved += size
 
+    async def take_place(self, places: asyncio.Semaphore) -> None:
+        """Take one of the places of huge bodies until the request is over. It waits for one for LONGEST_WAIT_MS."""
+        try:
+            async with asyncio.timeout(LONGEST_WAIT_MS / 1000):
+                await places.acquire()
+        except TimeoutError:
+            text = "this member is overloaded: other huge bodies are under way; nothing was applied, try again"
+            raise http_error(OverloadedError(text)) from None
+        self._place = places
+
     def release(self) -> None:
         """Give everything back, because the request is over."""
+        if self._place is not None:
+            self._place.release()
+            self._place = None
         self.count_response(0)
         self._admission.release(self._reserved)
         self._reserved = 0
@@ -179,6 +196,7 @@ class HttpAnswer:
 def error_answer(error: Exception, request_line: str = "") -> HttpAnswer:
     """Return the answer for an expected error and raise every other one again; see `http_error`."""
     problem = http_error(error, request_line)
+    forget_frames(error)
     return HttpAnswer(problem.body, problem.status, problem.headers)
 
 
@@ -238,9 +256,16 @@ def _body_refusal(request: HttpRequest, size: int, most: int, *, is_whole: bool 
 async def read_document(member: RunningMember, request: HttpRequest, receive: Receive) -> RawDocument:
     """Return the body as one document. A large body is parsed in a worker thread."""
     data = await read_body(request, receive)
-    if len(data) > LARGE_BYTES:
-        return await member.workers.run(lambda: parse_document(request.content_type, data))
-    return parse_document(request.content_type, data)
+    return await parsed(member, request, data, lambda: parse_document(request.content_type, data))
+
+
+async def parsed(member: RunningMember, request: HttpRequest, data: bytes, parse: Callable[[], T]) -> T:
+    """Return what `parse` makes of the body, in a worker thread if that takes long."""
+    if len(data) <= LARGE_BYTES:
+        return parse()
+    if len(data) > HUGE_BYTES:
+        await request.memory.take_place(member.huge_bodies)
+    return await member.workers.run(parse)
 
 
 async def read_options(

@@ -5,6 +5,8 @@ It takes half the time of `encode(from_ejson_value(value))`, to which it leaves 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import count, islice
 from struct import Struct
 from typing import Any
 
@@ -14,6 +16,8 @@ from replset.bson.limits import MAX_DEPTH
 from replset.bson.values import INT64_MAX, INT64_MIN, ObjectId
 from replset.ejson import WRAPPERS, from_ejson_value
 
+_SLICE = 1_000
+"""Fields that become bytes together."""
 _int32 = Struct("<i").pack
 _int64 = Struct("<q").pack
 _double = Struct("<d").pack
@@ -29,16 +33,25 @@ def bson_from_json(value: dict[str, Any]) -> bytes | None:
     value: as orjson parses it.
     """
     try:
-        return _document(value, 1) if WRAPPERS.isdisjoint(value) else None
+        return _document(value.items(), len(value), 1) if WRAPPERS.isdisjoint(value) else None
     except (_RareError, ExtendedJSONError, InvalidValueError):
         return None
 
 
-def _document(fields: dict[str, Any], depth: int) -> bytes:
+def _document(fields: Iterable[tuple[str, Any]], size: int, depth: int) -> bytes:
     if depth > MAX_DEPTH:
         raise _RareError
+    if size <= _SLICE:
+        body = _elements(fields, depth)
+    else:  # the parts of all of its fields would take ten times as much as their bytes
+        rest = iter(fields)
+        body = b"".join([_elements(islice(rest, _SLICE), depth) for _ in range(0, size, _SLICE)])
+    return b"".join((_int32(len(body) + 5), body, b"\0"))
+
+
+def _elements(fields: Iterable[tuple[str, Any]], depth: int) -> bytes:
     parts: list[bytes] = []
-    for name, value in fields.items():
+    for name, value in fields:
         key, kind = name.encode(), type(value)
         if 0 in key:
             raise _RareError
@@ -54,20 +67,19 @@ def _document(fields: dict[str, Any], depth: int) -> bytes:
                 raise _RareError
         elif kind is dict:
             if WRAPPERS.isdisjoint(value):
-                parts += (b"\x03", key, b"\0", _document(value, depth + 1))
+                parts += (b"\x03", key, b"\0", _document(value.items(), len(value), depth + 1))
             else:
                 parts.append(_wrapped(name, value))
         elif kind is list:  # in BSON a document whose names are the indexes
-            items = {str(index): item for index, item in enumerate(value)}
-            parts += (b"\x04", key, b"\0", _document(items, depth + 1))
+            items = zip(map(str, count()), value, strict=False)
+            parts += (b"\x04", key, b"\0", _document(items, len(value), depth + 1))
         elif kind is float:
             parts += (b"\x01", key, b"\0", _double(value))
         elif value is None:
             parts += (b"\x0a", key, b"\0")
         else:
             parts += (b"\x08", key, b"\0\x01" if value else b"\0\0")
-    body = b"".join(parts)
-    return b"".join((_int32(len(body) + 5), body, b"\0"))
+    return b"".join(parts)
 
 
 def _wrapped(name: str, value: dict[str, Any]) -> bytes:

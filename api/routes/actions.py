@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from api.action_table import ACTIONS
 from api.actions import ActionCommand, ActionType, action_answer, build_command, found, read_cursor
-from api.bodies import LARGE_BYTES, MAX_ANSWER_BYTES, DocumentList, parse_fields, times_of
+from api.bodies import MAX_ANSWER_BYTES, DocumentList, parse_fields, times_of
 from api.bulk_write import BulkWrite, run_bulk
 from api.commands import Reply, check_reply, run_command, run_write
 from api.errors import HttpError, failure
@@ -21,6 +21,7 @@ from api.exchange import (
     Scope,
     Send,
     error_answer,
+    parsed,
     read_body,
     send_answer,
 )
@@ -71,7 +72,7 @@ class ActionRoutes:
             fields = parse_fields(request.content_type, data)
             return build_command(action, fields, self._member.new_id if keyed is None else keyed.new_id)
 
-        command = await self._member.workers.run(build) if len(data) > LARGE_BYTES else build()
+        command = await parsed(self._member, request, data, build)
         if action.is_write:
             return await self._write(action, command, request, keyed)
         request.wants_forwarding()  # a read is answered here, but a wrong parameter is still refused

@@ -89,6 +89,9 @@ KERNEL_COMMANDS = (
 REFRESH_EVERY_S = 10
 WATCH_EVERY_S = 1
 CLIENT_THREADS = 8
+HUGE_BODIES = 2
+"""Bodies over 1 MiB on HTTP at once: each takes ten times its bytes while it is parsed, and three times until it is
+answered."""
 
 FEW: Final = 4
 """A group of so many writes, or fewer, that wait for other members is given to these before its sync begins."""
@@ -223,6 +226,7 @@ class RunningMember(Kernel):
         self.turns = Turns(self.clock.now)
         self.slices = Turns(self.clock.now)
         self.one_export = asyncio.Lock()
+        self.huge_bodies = asyncio.Semaphore(HUGE_BODIES)
         self.load = Load()
         self.add(options, credentials, audit, RecentLog())
 
