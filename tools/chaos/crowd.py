@@ -4,7 +4,7 @@ idle: nothing is sent. half: the head of an HTTP request that never ends. part: 
 ends. pipeline, flood: HTTP requests, or pings of the wire port, as many as are taken, and no answer is read.
 exports: each asks over HTTP for all documents of the collection GREEDY and reads nothing. finds: each asks on the wire
 port for all of them in one batch and for one entry of the oplog, again and again, reads what comes, and leaves the
-cursors open.
+cursors open. statements, bodies: each sends one command of 5 to 10 MB, with a million values, branches or fields.
 
 `ping PORT PID` pings as any client does. At the end it prints the longest time that an answer took, in seconds of CPU
 that the process PID used meanwhile: on a busy machine every answer takes long, and that is not the member's fault.
@@ -46,6 +46,7 @@ SENT: Final = {
     "exports": EXPORT,
     "finds": b"".join(encode_msg(1, 0, encode(find)) for find in FINDS),
 }
+STATEMENTS: Final = ("values", "branches", "fields", "set")
 AGAIN: Final = frozenset({"pipeline", "flood", "finds"})
 READS: Final = frozenset({"finds"})
 READ_BYTES: Final = 4096
@@ -57,9 +58,10 @@ def main() -> None:
     if kind == "ping":
         ping(port, pid=count)
         return
+    sent = list(map(statement, STATEMENTS)) if kind == "statements" else [body()] if kind == "bodies" else [SENT[kind]]
     held: list[socket.socket] = []
     left: list[bytes] = []
-    for _ in range(count):
+    for number in range(count):
         try:
             connection = socket.create_connection(("127.0.0.1", port), timeout=2)
         except OSError:
@@ -68,7 +70,7 @@ def main() -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
         connection.setblocking(False)
         held.append(connection)
-        left.append(SENT[kind])
+        left.append(sent[number % len(sent)])
     print(len(held), flush=True)
     while not is_over():
         for number, connection in enumerate(held):
@@ -84,6 +86,30 @@ def main() -> None:
         time.sleep(PAUSE_S)
     for connection in held:
         connection.close()
+
+
+def statement(kind: str) -> bytes:
+    """Return a message of the wire port with a large statement."""
+    numbers = range(600_000)
+    command: dict[str, object] = {"find": GREEDY}
+    match kind:
+        case "values":
+            command["filter"] = {"a": {"$in": list(numbers)}}
+        case "branches":
+            command["filter"] = {"$or": [{"a": number, "b": 1} for number in numbers[:300_000]]}
+        case "fields":
+            command |= dict.fromkeys(map(str, numbers))
+        case _:
+            update = {"q": {}, "u": {"$set": dict.fromkeys(map(str, numbers), 1)}}
+            command = {"update": GREEDY, "updates": [update]}
+    return encode_msg(1, 0, encode({**command, "$db": DATABASE}))
+
+
+def body() -> bytes:
+    """Return an HTTP request with a large filter."""
+    found = json.dumps({"database": DATABASE, "collection": GREEDY, "filter": {"a": {"$in": list(range(1_000_000))}}})
+    head = "POST /v1/action/find HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length:"
+    return f"{head} {len(found)}\r\n\r\n{found}".encode()
 
 
 def drain(connection: socket.socket) -> None:

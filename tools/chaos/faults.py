@@ -26,6 +26,8 @@ from tools.chaos.greedy import (
     half_messages,
     large_array,
     large_batches,
+    large_bodies,
+    large_statements,
     pipeline,
     slow_expression,
     strings_by_a_collation,
@@ -208,8 +210,8 @@ def _read_until(pipe: int, words: bytes) -> None:
 
 
 GREEDY: tuple[Fault, ...] = (
-    *(pipeline, flood, half_messages, unread_exports, large_batches, large_array, slow_expression),
-    strings_by_a_collation,
+    *(pipeline, flood, half_messages, unread_exports, large_batches, large_statements, large_bodies),
+    *(large_array, slow_expression, strings_by_a_collation),
 )
 FAULTS: tuple[Fault, ...] = (
     *(kill, kill, terminate, pause, pause, cut, cut, cut, late_traffic),

@@ -56,6 +56,16 @@ def large_batches(context: FaultContext) -> tuple[str, None]:
         return _crowd(context, "finds", 0, 200)
 
 
+def large_statements(context: FaultContext) -> tuple[str, None]:
+    """Filters and updates of hundreds of thousands of parts, several at once."""
+    return _crowd(context, "statements", 0, 12)
+
+
+def large_bodies(context: FaultContext) -> tuple[str, None]:
+    """Filters of a million values as JSON, several at once."""
+    return _crowd(context, "bodies", HTTP_OFFSET, 8)
+
+
 def large_array(context: FaultContext) -> tuple[str, None]:
     """A document with an array of more than a million elements, where an index wants a key for each of them."""
     primary = context.the_primary()
