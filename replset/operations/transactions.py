@@ -36,6 +36,8 @@ LIFETIME_S: Final = 60
 """transactionLifetimeLimitSeconds of MongoDB."""
 MAX_MEMORY_BYTES: Final = 256 << 20
 """Limit on the writes of all open transactions together."""
+MAX_OPEN: Final = 10_000
+"""Each takes some 6 KB beside its writes."""
 MAX_ENDED: Final = 10_000
 """Transactions that are remembered after their end, so that a late command of theirs is answered right."""
 TRANSIENT: Final = "TransientTransactionError"
@@ -124,7 +126,7 @@ class TransactionTable:
     def begin(self, session: SessionRequest, number: int) -> Transaction:
         """Begin a transaction at the newest entry. 225 when the session is further, 117 for the same number again.
 
-        An open transaction of the session with a lower number is aborted.
+        462 while too many are open. An open transaction of the session with a lower number is aborted.
         """
         newest = self.newest_number(session.key)
         if number < newest:
@@ -135,6 +137,8 @@ class TransactionTable:
                 code=ErrorCode.CONFLICTING_OPERATION_IN_PROGRESS,
             )
         self.abort_of(session.key)
+        if len(self._open) >= MAX_OPEN:
+            raise _overloaded(f"{len(self._open)} transactions are open")
         # With an older number a late command of a transaction that is done would be taken for one of this.
         known = self._newest.get(session.key)
         invariant(number > newest and (known is None or number > known.number), "a session's numbers only grow")
@@ -243,9 +247,7 @@ class TransactionTable:
         finally:
             self._count(write_set.size - size)
             if self._memory_bytes > MAX_MEMORY_BYTES:
-                error = OverloadedError(f"open transactions hold more than {MAX_MEMORY_BYTES >> 20} MiB; try again")
-                error.labels = (*error.labels, TRANSIENT)
-                raise error
+                raise _overloaded(f"open transactions hold more than {MAX_MEMORY_BYTES >> 20} MiB")
 
     def _count(self, size: int) -> None:
         self._memory_bytes += size
@@ -258,6 +260,12 @@ class TransactionTable:
             left_ms = None if deadline is None else max(0, deadline - self._member.clock.now())
             if not await self._ended.wait(left_ms):
                 raise MaxTimeMSExpiredError("operation exceeded time limit while a transaction held the document")
+
+
+def _overloaded(reason: str) -> OverloadedError:
+    error = OverloadedError(f"{reason}; try again")
+    error.labels = (*error.labels, TRANSIENT)
+    return error
 
 
 def too_old(number: int, newest: int) -> ReplError:

@@ -749,6 +749,20 @@ def test_all_together_take_limited_memory(filled: Client, monkeypatch: pytest.Mo
     Session(filled, B, 2).ok(insert({"_id": 11, "filler": "x" * 6_000}))
 
 
+def test_so_many_may_be_open(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20,000 of one insert each took a member from 113 to 236 MB, and they came in six seconds."""
+    monkeypatch.setattr("replset.operations.transactions.MAX_OPEN", 1)
+    one, two = Session(filled), Session(filled, B)
+    one.ok(insert({"_id": 10}))
+    reply = two.run(insert({"_id": 11}))
+    assert reply["code"] == 462
+    assert "TransientTransactionError" in reply["errorLabels"]
+    Session(filled, number=2).ok(insert({"_id": 12}))  # the session's one before is aborted for it
+    assert filled.member.transactions.open_count == 1
+    assert Session(filled, B, 2).code(insert({"_id": 11})) == 462
+    Session(filled, number=3).ok(insert({"_id": 13}))
+
+
 # --- read concern snapshot outside of transactions
 
 
