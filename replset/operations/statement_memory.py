@@ -29,7 +29,6 @@ COMPILED: Final = 10
 """How many times its bytes a statement takes once it is decoded, about."""
 PART_BYTES: Final = 768
 """What each condition, expression or field (`count_part`) takes beside that once it is compiled, about."""
-
 LEAST_PART_BYTES: Final = 9
 """The fewest bytes of a statement that make one such part."""
 
