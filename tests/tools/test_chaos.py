@@ -134,8 +134,8 @@ SPOILED: list[tuple[str, Callable[[Run], object]]] = [
         lambda run: run.had(Attack("a flood", 1.0, (4, 4), waited_s=0.8)),
     ),
     (
-        "the member took 513 MB: Attack(what='a flood'",
-        lambda run: run.had(Attack("a flood", 1.0, (4, 4), memory_mb=513)),
+        "the member took 769 MB: Attack(what='a flood'",
+        lambda run: run.had(Attack("a flood", 1.0, (4, 4), memory_mb=769)),
     ),
     ("m1 does not answer", lambda run: run.had(Breach(1.0, "m1 does not answer"))),
     (
