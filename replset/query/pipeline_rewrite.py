@@ -63,6 +63,9 @@ def _wanted(stages: Iterable[Stage]) -> int:
 
 def _put_match(stages: list[Stage], match: MatchStage, scope: StageScope) -> None:
     """Put each condition of a $match as far to the front as it may stand."""
+    if not stages:
+        stages.append(match)
+        return
     by_place: dict[int, list[dict[str, object]]] = {}
     into_union: list[dict[str, object]] = []
     unions = [number for number, stage in enumerate(stages) if isinstance(stage, UnionWithStage)]

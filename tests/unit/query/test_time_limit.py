@@ -143,6 +143,7 @@ PARTS: list[tuple[Any, int]] = [
     (lambda: compile_expression({"$literal": list(range(ITEMS))}, {}), 1),
     (lambda: compile_projection({"a": 1, "b": {"c": 1}}), 3),
     (lambda: compile_update({"$set": {"a": list(range(ITEMS)), "b": {"c": 1}}, "$inc": {"d": 1}}), 3),
+    (lambda: compile_pipeline([{"$match": {"a": 1, "b": 1}}]), 2),
     (lambda: compile_update({"a": 1, "b": list(range(ITEMS))}), 0),
 ]
 
