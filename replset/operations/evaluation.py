@@ -87,7 +87,7 @@ async def run_in_thread(member: Kernel, work: Callable[[], T]) -> T:
             return _counted(work)
 
     found, parts = await member.evaluations.run(limited)
-    _count(parts)
+    _note(parts)
     return found
 
 
@@ -97,11 +97,11 @@ def _counted(work: Callable[[], T]) -> tuple[T, int]:
     return work(), parts_compiled() - before
 
 
-def _count(parts: int) -> None:
-    """Count what was compiled for the command of this task."""
+def _note(parts: int) -> None:
+    """Note what was compiled for the command of this task."""
     work = WORK.get()
     if parts and work is not None:
-        work.count_parts(parts)
+        work.note_parts(parts)
 
 
 async def evaluate(
@@ -163,9 +163,9 @@ async def read_statement(member: Kernel, document: RawDocument, read: Callable[[
 
 
 async def compiled(member: Kernel, weight: int, compile_: Callable[[], T]) -> T:
-    """Return what `compile_` makes of decoded documents of this weight, and count its parts for the command."""
+    """Return what `compile_` makes of decoded documents of this weight, and note its parts for the command."""
     if weight > SMALL_STATEMENT:
         return await run_in_thread(member, compile_)
     found, parts = _counted(compile_)
-    _count(parts)
+    _note(parts)
     return found

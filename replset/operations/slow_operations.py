@@ -52,8 +52,8 @@ TEXTS: Final = {
 class Work:
     """What one command did. keys, documents: that it looked at. is_scan: a plan of it reads the whole collection.
 
-    parts: conditions, expressions and fields that are compiled of its statements (`count_part`); None: nothing yet.
-    on_counted: called when `parts` has changed.
+    parts: the most conditions, expressions and fields of its statements that were compiled at once; None: nothing yet.
+    on_counted: called when `parts` may have changed.
     indexes: that its plans use, each with the collection's UUID. idle_ms: how long it waited for new entries, because
     its client asked for that; it is not slow then.
     """
@@ -67,8 +67,9 @@ class Work:
     indexes: set[tuple[bytes, str]] = field(default_factory=set)
     on_counted: Callable[[], None] | None = None
 
-    def count_parts(self, parts: int) -> None:
-        self.parts = (self.parts or 0) + parts
+    def note_parts(self, parts: int) -> None:
+        """Note what was compiled at once. What a join compiles for one document is gone with the next."""
+        self.parts = max(self.parts or 0, parts)
         if self.on_counted is not None:
             self.on_counted()
 

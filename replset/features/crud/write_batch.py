@@ -301,5 +301,5 @@ async def parse_in_slices(
         are_little = are_little and is_little
         parsed.append(parse(document) if is_little else await run_in_thread(ctx.member, partial(parse, document)))
     if are_little:
-        ctx.work.count_parts(0)  # they are compiled one by one
+        ctx.work.note_parts(0)  # they are compiled one by one
     return parsed
