@@ -39,6 +39,11 @@ def fault_at_rest(cluster: SimCluster) -> str | None:
     if not before:
         return "nobody leads"
     for _ in range(RESTS):
+        if len({fact.config for fact in before.values()}) == 1:
+            break
+        cluster.run(asyncio.sleep(REST_S))  # what a new primary made of the configuration comes with heartbeats
+        before = _facts(cluster)
+    for _ in range(RESTS):
         cluster.run(asyncio.sleep(REST_S))
         facts = _facts(cluster)
         for host, fact in facts.items():
