@@ -58,7 +58,7 @@ def main() -> None:
     if kind == "ping":
         ping(port, pid=count)
         return
-    sent = list(map(statement, STATEMENTS)) if kind == "statements" else [body()] if kind == "bodies" else [SENT[kind]]
+    sent = messages(kind)
     held: list[socket.socket] = []
     left: list[bytes] = []
     for number in range(count):
@@ -86,6 +86,13 @@ def main() -> None:
         time.sleep(PAUSE_S)
     for connection in held:
         connection.close()
+
+
+def messages(kind: str) -> list[bytes]:
+    """Return what the connections send, in turn."""
+    if kind == "statements":
+        return list(map(statement, STATEMENTS))
+    return [body() if kind == "bodies" else SENT[kind]]
 
 
 def statement(kind: str) -> bytes:

@@ -129,12 +129,13 @@ async def _execute(
     found = wanted.found
     enough = wanted.skip + wanted.limit if wanted.limit and chosen.is_sorted else None
     began = ctx.member.clock.now()
+    read = found.test()
     scan = Scan(ctx.member, coll, at, chosen.plan, max(wanted.weight, 1))
     pin = None if at is None else ctx.member.store.pin(at)
     try:
         while not scan.exhausted and (enough is None or counts.matched < enough):
             want = None if enough is None else enough - counts.matched
-            counts.matched += len(await scan.next_slice(found.test(), want))
+            counts.matched += len(await scan.next_slice(read, want))
             await pause(ctx)
     finally:
         if pin is not None:

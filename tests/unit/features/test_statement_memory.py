@@ -21,7 +21,6 @@ from replset.operations.request import Reply
 from replset.operations.slow_operations import WORK, Work
 from replset.operations.statement_memory import COMPILED, LARGE, LONGEST_WAIT_MS, PART_BYTES, StatementMemory
 from replset.query.match import compile_filter
-from replset.query.time_limit import MOST_PARTS
 from tests.rig import Client, Rig
 
 VALUES = {"n": {"$in": list(range(3_000))}}
@@ -75,8 +74,7 @@ def test_one_that_does_not_fit_waits_for_the_one_before(
     assert client.ok(find())["ok"] == 1.0
 
 
-def test_those_that_fit_together_run_together(client: Client, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    room_for(2.5 + MOST_PARTS, monkeypatch)
+def test_those_that_fit_together_run_together(client: Client, rig: Rig) -> None:
     begin_update(client, rig)
     assert len(client.ok(find())["cursor"]["firstBatch"]) == 3
     rig.start_disk()
