@@ -20,6 +20,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 LEVELS = {
     "replset.errors": 0,
     "replset.ids": 0,
+    "replset.imports": 0,
     "replset.auth": 1,
     "replset.bson": 1,
     "replset.config": 1,

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, Final
 
-import regex
-
 from replset.bson import Regex, Symbol
 from replset.errors import ErrorCode, ReplError
 from replset.query.errors import shorten
@@ -204,6 +202,8 @@ def _compiled(pattern: str, options: str) -> tuple[Search | None, Search]:
 
 
 def _compile(pattern: str, flags: re.RegexFlag) -> Search:
+    import regex  # 1 MB, and `re` serves most expressions
+
     try:
         return regex.compile(pattern, int(flags) | regex.VERSION1, cache_pattern=False).search
     except (regex.error, OverflowError, RecursionError) as error:

@@ -7,7 +7,6 @@ a file whose schema is made costs no import of sqlite-utils.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from replset.errors import CorruptDataError
+from replset.imports import kept_out
 from replset.storage import DATA_APPLICATION_ID
 from replset.storage.sqlite import first_row, rows_of, transaction
 
@@ -182,14 +182,8 @@ def load_sqlite_utils() -> type[Database]:
     """sqlite-utils without pandas and numpy: it loads both for types that are not used here. A member that made its
     files would hold 80 MB of them until it ends, and each command line would take 0.4 s longer to start.
     """
-    kept_out = [name for name in ("pandas", "numpy") if name not in sys.modules]
-    for name in kept_out:
-        sys.modules[name] = None  # type: ignore[assignment]
-    try:
+    with kept_out("pandas", "numpy"):
         from sqlite_utils import Database
-    finally:
-        for name in kept_out:
-            del sys.modules[name]
     return Database
 
 

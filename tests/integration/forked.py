@@ -22,7 +22,7 @@ from typing import ClassVar
 from replset.cli.start import main as start_member
 from replset.local_set import LocalMember, LocalSet, LocalSetError, wait_until
 
-_IMPORTED_BY_NEED = ("sqlite_utils", "pydantic.v1", "prometheus_client")
+_IMPORTED_BY_NEED = ("sqlite_utils", "prometheus_client")
 """What a member imports later in its start: half of the processor time that this takes."""
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__, "replset.cli.administer", "rollback_tools.app", *_IMPORTED_BY_NEED])

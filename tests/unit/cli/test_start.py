@@ -30,7 +30,7 @@ from tests.programs import free_port
 
 COMMAND = [sys.executable, "-m", "replset.cli.main", "start", "--replSet", "rs0"]
 BARE_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
-HEAVY = ("typer", "rich", "sqlite_utils", "pandas", "numpy")
+HEAVY = ("typer", "rich", "sqlite_utils", "pandas", "numpy", "pydantic.v1", "regex")
 
 
 @pytest.fixture
