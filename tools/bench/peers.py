@@ -1,7 +1,8 @@
 """Peers of the engine, where they are installed: three members of each on loopback, every write durable on two.
 
-PostgreSQL: synchronous_standby_names ANY 1 of two standbys. etcd: three members, loaded through the JSON gateway.
-Redis: two replicas, appendfsync always, WAIT 1 after each write. They live in temporary folders and end by their pid.
+PostgreSQL: synchronous_standby_names ANY 1 of two standbys. etcd: three members, loaded over gRPC and,
+for `http`, through the JSON gateway. Redis: two replicas, appendfsync always, WAIT 1 after each write. They live in
+temporary folders and end by their pid.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def etcd() -> Iterator[Peer]:
             pids.append(processes.start(program, *names, *urls, *others))
         leader = wait_until(lambda: _leader(clients), 60, "etcd's leader")
         at = clients.index(leader)
-        yield Peer("etcd", pids[at], [*pids[:at], *pids[at + 1 :]], leader, ("majority", "find"))
+        yield Peer("etcd", pids[at], [*pids[:at], *pids[at + 1 :]], leader, ("majority", "find", "http"))
 
 
 def _leader(ports: list[int]) -> int | None:

@@ -97,13 +97,6 @@ static void etcd_put(struct connection *conn)
     post(conn, "/v3/kv/put", body, (size_t)(end - body));
 }
 
-static void etcd_range(struct connection *conn)
-{
-    char body[HEAD_ROOM];
-    char *end = stpcpy(put_key(body, any_number()), "}");
-    post(conn, "/v3/kv/range", body, (size_t)(end - body));
-}
-
 static size_t etcd_done(struct connection *conn, bool *good)
 {
     size_t size = http_size(conn);
@@ -111,15 +104,7 @@ static size_t etcd_done(struct connection *conn, bool *good)
     return size;
 }
 
-static size_t etcd_found(struct connection *conn, bool *good)
-{
-    size_t size = etcd_done(conn, good);
-    *good = *good && memmem(conn->in, size, "\"kvs\"", 5);
-    return size;
-}
-
 const struct protocol http_protocols[] = {
     {"http", "POST /v1/action/insertOne, w: majority", 1, 0, insert_one, created},
-    {"etcd-majority", "etcd's JSON gateway: POST /v3/kv/put", 1, 0, etcd_put, etcd_done},
-    {"etcd-find", "etcd's JSON gateway: POST /v3/kv/range", 1, 0, etcd_range, etcd_found},
+    {"etcd-http", "etcd's JSON gateway: POST /v3/kv/put", 1, 0, etcd_put, etcd_done},
     {0}};

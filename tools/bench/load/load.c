@@ -262,7 +262,7 @@ static void run(void)
 
 static const struct protocol *protocol_of(const char *mode, bool print)
 {
-    const struct protocol *tables[] = {wire_protocols, http_protocols, peer_protocols};
+    const struct protocol *tables[] = {wire_protocols, http_protocols, grpc_protocols, peer_protocols};
     for (size_t table = 0; table < sizeof tables / sizeof *tables; table++)
         for (const struct protocol *row = tables[table]; row->mode; row++) {
             if (print) printf("  %-20s %s\n", row->mode, row->about);

@@ -1,4 +1,4 @@
-/* What the event loop (load.c) and the protocols (wire.c, http.c, peers.c) share. */
+/* What the event loop (load.c) and the protocols (wire.c, http.c, grpc.c, peers.c) share. */
 #ifndef LOAD_H
 #define LOAD_H
 #include <stdbool.h>
@@ -35,7 +35,7 @@ struct protocol {
     /* The size of the answer at the start of `in`; 0: it is not all there. *good: whether it reports success. */
     size_t (*answer)(struct connection *, bool *good);
 };
-extern const struct protocol wire_protocols[], http_protocols[], peer_protocols[];
+extern const struct protocol wire_protocols[], http_protocols[], grpc_protocols[], peer_protocols[];
 
 /* The first of `count` document numbers that no other request has. */
 uint64_t take_numbers(int count);

@@ -1,4 +1,4 @@
-/* The peers' own protocols: PostgreSQL's extended query protocol, Redis's RESP. etcd is in http.c. */
+/* The peers' own protocols: PostgreSQL's extended query protocol, Redis's RESP. etcd is in grpc.c and http.c. */
 #include "load.h"
 
 #include <arpa/inet.h>
