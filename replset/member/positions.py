@@ -19,7 +19,7 @@ from replset.replication.protocol import Awaited, FetchRequest
 AWAITED_MS = 1_000
 """How long a wait for positions or for the commit point is remembered: others then tell them without delay."""
 
-What: TypeAlias = Literal["applied", "durable", "commit point"]
+What: TypeAlias = Literal["applied", "durable", "members", "commit point"]
 
 
 class Positions:
@@ -58,6 +58,12 @@ class Positions:
         if now < until["durable"]:
             return "durable"
         return "" if self._node.writable else self._fetcher.awaited
+
+    @property
+    def awaits_only_majority(self) -> bool:
+        """Whether clients wait here, or did a moment ago, and none for more than a majority."""
+        now, until = self._clock.now(), self._awaited_until
+        return now < until["durable"] and now >= max(until["applied"], until["members"])
 
     def is_awaited(self, what: What) -> bool:
         until = self._awaited_until[what]

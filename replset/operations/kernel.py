@@ -37,7 +37,7 @@ class Kernel(ABC):
     loop among all commands that go on. write_waiters: the clients that wait for a write concern; the member releases
     them when a position or the commit point moves, and fails them (189) when it stops being primary.
     on_awaited: called when a client begins to wait for positions of other members, or a reader of a secondary for the
-    commit point: the sync source is asked for that at once.
+    commit point: the sync source is asked for that at once. "members": of others than those that make a majority.
     """
 
     host: HostPort
@@ -60,7 +60,7 @@ class Kernel(ABC):
     slices: Turns
     topology: Topology
     write_waiters: WaiterList
-    on_awaited: Callable[[Literal["applied", "durable", "commit point"]], None]
+    on_awaited: Callable[[Literal["applied", "durable", "members", "commit point"]], None]
 
     def __init__(self) -> None:
         self._parts: dict[type, Any] = {}

@@ -277,6 +277,8 @@ def note_awaited(member: Kernel, concern: WriteConcern) -> None:
     """
     if not isinstance(concern.w, int) or concern.w > 1:
         member.on_awaited("durable" if concern.j or concern.w in (MAJORITY, IN_SYNC) else "applied")
+        if concern.w != MAJORITY:
+            member.on_awaited("members")
 
 
 class WaiterKey(NamedTuple):

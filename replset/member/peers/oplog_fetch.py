@@ -18,6 +18,7 @@ from replset.core.messages import ProgressRequest
 from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OPTIME_NULL, MemberId, OpTime
 from replset.member.peers.flows import Flows
+from replset.member.peers.majority_first import LATER_MS, MajorityFirst
 from replset.member.peers.message_documents import parse_progress
 from replset.member.peers.snapshot_server import check_serves_oplog
 from replset.member.positions import Positions
@@ -56,6 +57,7 @@ class OplogFetches:
         self._member = member
         self._on_progress = on_progress
         self._flows = flows
+        self._majority = MajorityFirst(member)
         self._waiting: dict[_Fetch, None] = {}
         self._is_scheduled = False
         self._slow: set[asyncio.Task[None]] = set()
@@ -71,15 +73,18 @@ class OplogFetches:
         """Do as `begin`. progress: the position that came with the request; it is counted first."""
         member, store = self._member, self._member.store
         refuse_other_set(member, request.set_id)
+        now = asyncio.get_running_loop().time()
         if progress is not None:
+            before = member.node.commit_point
             self._on_progress(progress)
+            self._majority.on_position(progress, now, moved_commit_point=member.node.commit_point > before)
         if request.awaits_commit_point and member.node.state is not MemberState.PRIMARY:
             member.on_awaited("commit point")
         if request.after == store.last_applied and request.chain != store.chain:
             member.on_chain_mismatch(request.after)
-        look = Look(member, asyncio.get_running_loop().time())
-        deadline = look.now + min(request.max_await_ms, MAX_AWAIT_MS) / 1000
-        fetch = _Fetch(request, waiter, look.now, deadline, None if progress is None else progress.sender_id)
+        look = Look(member, now)
+        deadline = now + min(request.max_await_ms, MAX_AWAIT_MS) / 1000
+        fetch = _Fetch(request, waiter, now, deadline, None if progress is None else progress.sender_id)
         self._waiting[fetch] = None
         self._look_at(fetch, look)
 
@@ -98,8 +103,7 @@ class OplogFetches:
             return
         look = Look(self._member, asyncio.get_running_loop().time())
         for fetch in list(self._waiting):
-            known = fetch.request.known_commit_point
-            if fetch.due <= look.now or fetch.seen != (look.state, look.commit_point > known):
+            if fetch.due <= look.now or fetch.seen != look.seen_by(fetch):
                 self._look_at(fetch, look)
             elif fetch.due < self._due:
                 self._look_again_at(fetch.due)
@@ -113,7 +117,7 @@ class OplogFetches:
         try:
             fetch.due = self._due_of(fetch, look)
             if fetch.due:
-                fetch.seen = look.state, look.commit_point > request.known_commit_point
+                fetch.seen = look.seen_by(fetch)
                 if fetch.due < self._due:
                     self._look_again_at(fetch.due)
                 return
@@ -136,14 +140,18 @@ class OplogFetches:
     def _due_of(self, fetch: _Fetch, look: Look) -> float:
         """When the fetch has to be answered at last, on the loop's clock; 0: now. ReplError: it is refused.
 
-        That changes with `look.state`, and where the commit point gets beyond the one that the fetch knows.
+        That changes with what `look.seen_by` gives.
         """
         request, now = fetch.request, look.now
         check_serves_oplog(self._member.node)
         if _may_come(look.state, request) and now < (until := fetch.began + BEHIND_MS / 1000):
             return until
         if has_news(look.state, request):
-            return 0
+            if not (has_entries(look.state, request) and self._majority.comes_later(fetch.member, now)):
+                return 0
+            fetch.found = fetch.found or now
+            until = (fetch.began if look.is_committed else fetch.found) + LATER_MS / 1000
+            return until if until > now and not request.awaits_commit_point else 0
         until = fetch.deadline
         if look.commit_point > request.known_commit_point:
             delay_ms = 0 if request.awaits_commit_point else COMMIT_POINT_DELAY_MS
@@ -213,11 +221,11 @@ State: TypeAlias = tuple[OpTime, int, int, MemberState]
 class Look:
     """What this member is at the time of one look at the fetches.
 
-    now: on the loop's clock. commit_point: of what is here. pages: replies that were made in this look, by where they
-    begin: members that keep up get the same one.
+    now: on the loop's clock. commit_point: of what is here. is_committed: whether all of that is. pages: replies that
+    were made in this look, by where they begin: members that keep up get the same one.
     """
 
-    __slots__ = ("commit_point", "now", "pages", "state")
+    __slots__ = ("commit_point", "is_committed", "now", "pages", "state")
 
     def __init__(self, member: Kernel, now: float = 0.0) -> None:
         store, node = member.store, member.node
@@ -225,14 +233,21 @@ class Look:
         self.now = now
         self.state: State = newest, store.rollback_id, node.term, node.state
         self.commit_point = min(node.commit_point, newest)
+        self.is_committed = self.commit_point == newest
         self.pages: dict[tuple[OpTime, int, int], bytes] = {}
+
+    def seen_by(self, fetch: _Fetch) -> tuple[State, bool, bool]:
+        """On what it depends when this fetch has to be answered."""
+        is_later = fetch.found > 0 and self.is_committed
+        return self.state, self.commit_point > fetch.request.known_commit_point, is_later
 
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
     """One that waits. began, deadline: on the loop's clock. member: the `_id` of who asks; None: it did not say.
 
-    due: see `_due_of`; it holds while the state, and whether the commit point is beyond the known one, are as `seen`.
+    found: when there were entries that it gets after others; 0: never. due: see `_due_of`; it holds while
+    `Look.seen_by` gives the same as `seen`.
     """
 
     request: FetchRequest
@@ -240,8 +255,9 @@ class _Fetch:
     began: float
     deadline: float
     member: MemberId | None
+    found: float = 0.0
     due: float = 0.0
-    seen: tuple[State, bool] | None = None
+    seen: tuple[State, bool, bool] | None = None
 
 
 def refuse_other_set(member: Kernel, theirs: ObjectId | None) -> None:
@@ -306,6 +322,13 @@ def has_news(state: State, request: FetchRequest) -> bool:
         or request.known_rollback_id not in (-1, rollback_id)
         or term > request.term
     )
+
+
+def has_entries(state: State, request: FetchRequest) -> bool:
+    """Whether there are entries behind the one that was asked for, in the same term, and nothing else is new."""
+    newest, rollback_id, term, _ = state
+    same = request.after.term == request.term == term and request.known_rollback_id == rollback_id
+    return same and request.after < newest
 
 
 def fetch_now(member: Kernel, request: FetchRequest, look: Look | None = None) -> FetchReply:

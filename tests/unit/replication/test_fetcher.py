@@ -16,6 +16,7 @@ from replset.core.messages import MemberProgress, Position, ProgressRequest, Sou
 from replset.errors import NotPrimaryOrSecondaryError, OutOfDiskSpaceError, RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
 from replset.member.peers import oplog_fetch as oplog_fetch_module
+from replset.member.peers.majority_first import MajorityFirst
 from replset.member.peers.message_documents import request_document
 from replset.member.peers.oplog_fetch import Look, OplogFetches, fetch_now, has_news, oplog_probe
 from replset.oplog_entry import OplogEntry
@@ -816,3 +817,41 @@ def test_where_the_archive_does_not_continue_a_member_it_is_too_stale(source: Me
     failed = failure_of(mine)
     assert failed.problem is SourceProblem.DIVERGED
     assert failed.oldest == source.store.oldest > mine.store.last_applied
+
+
+@pytest.mark.parametrize(
+    ("change", "awaits_commit_point", "after_s"),
+    [
+        (lambda source: None, False, 5),
+        (commits, False, 5 - 2),
+        (rolls_back, False, 0),
+        (is_in_a_newer_term, False, 0),
+        (lambda source: None, True, 0),
+    ],
+    ids=["never-committed", "committed", "rollback", "term", "awaited-at-the-other-end"],
+)
+async def test_a_page_that_may_come_later_comes_at_last(
+    source: Member,
+    change: Callable[[Member], None],
+    awaits_commit_point: bool,
+    after_s: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind the entry that it asks from is a new one, two seconds after it began to ask."""
+    monkeypatch.setattr(oplog_fetch_module, "LATER_MS", 5_000)
+    monkeypatch.setattr(MajorityFirst, "comes_later", lambda *_: True)
+    newest, loop = source.store.last_applied, asyncio.get_running_loop()
+    asked = replace(request(newest, 90_000), known_rollback_id=source.store.rollback_id)
+    asked = replace(asked, awaits_commit_point=awaits_commit_point, chain=source.store.chain)
+    poll = loop.create_task(source.fetch(RawDocument(encode(asked.document()))))
+    await asyncio.sleep(2)
+    assert not poll.done()
+    began = loop.time()
+    writes(source)
+    source.moved()
+    await asyncio.sleep(0)
+    change(source)
+    source.moved()
+    page = FetchReply.parse(await poll)
+    assert loop.time() - began == pytest.approx(after_s, abs=0.01)
+    assert page.entries
