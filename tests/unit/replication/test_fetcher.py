@@ -838,11 +838,14 @@ async def test_a_page_that_may_come_later_comes_at_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Behind the entry that it asks from is a new one, two seconds after it began to ask."""
+    monkeypatch.setattr(oplog_fetch_module, "COMMIT_POINT_DELAY_MS", 60_000)
     monkeypatch.setattr(oplog_fetch_module, "LATER_MS", 5_000)
     monkeypatch.setattr(MajorityFirst, "comes_later", lambda *_: True)
     newest, loop = source.store.last_applied, asyncio.get_running_loop()
-    asked = replace(request(newest, 90_000), known_rollback_id=source.store.rollback_id)
-    asked = replace(asked, awaits_commit_point=awaits_commit_point, chain=source.store.chain)
+    source.node.commit_point = newest
+    known = newest if awaits_commit_point else OPTIME_NULL
+    asked = request(newest, 90_000, known_commit_point=known, awaits_commit_point=awaits_commit_point)
+    asked = replace(asked, known_rollback_id=source.store.rollback_id)
     poll = loop.create_task(source.fetch(RawDocument(encode(asked.document()))))
     await asyncio.sleep(2)
     assert not poll.done()
@@ -855,3 +858,15 @@ async def test_a_page_that_may_come_later_comes_at_last(
     page = FetchReply.parse(await poll)
     assert loop.time() - began == pytest.approx(after_s, abs=0.01)
     assert page.entries
+
+
+async def test_one_that_is_ahead_in_the_same_term_is_told_so_at_once(
+    source: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oplog_fetch_module, "LATER_MS", 5_000)
+    monkeypatch.setattr(MajorityFirst, "comes_later", lambda *_: True)
+    newest, loop = source.store.last_applied, asyncio.get_running_loop()
+    asked = replace(request(OpTime(1, newest.ts + 1), 90_000), known_rollback_id=source.store.rollback_id)
+    began = loop.time()
+    page = FetchReply.parse(await source.fetch(RawDocument(encode(asked.document()))))
+    assert (page.matched, loop.time() - began) == (False, 0)
