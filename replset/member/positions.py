@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 from replset.bson import RawDocument
 from replset.core.effects import Send
@@ -11,6 +11,7 @@ from replset.core.messages import ReplyBody, Response
 from replset.core.node import Node
 from replset.ids import Millis
 from replset.member.peers.repeated_fetch import FetchDocuments
+from replset.operations.kernel import What
 from replset.replication.fetcher import Fetcher
 from replset.replication.ports import Clock
 from replset.replication.progress import ProgressReporter
@@ -18,8 +19,6 @@ from replset.replication.protocol import Awaited, FetchRequest
 
 AWAITED_MS = 1_000
 """How long a wait for positions or for the commit point is remembered: others then tell them without delay."""
-
-What: TypeAlias = Literal["applied", "durable", "members", "commit point"]
 
 
 class Positions:

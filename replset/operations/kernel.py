@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from replset.bson import ObjectId
 from replset.core.messages import ReplyBody, RequestBody
@@ -21,6 +21,8 @@ from replset.replication.write_ops import WriteGroup
 from replset.storage.store import Store
 
 T = TypeVar("T")
+What: TypeAlias = Literal["applied", "durable", "members", "commit point"]
+"""What somebody waits for: see `Kernel.on_awaited`."""
 
 
 class Kernel(ABC):
@@ -60,7 +62,7 @@ class Kernel(ABC):
     slices: Turns
     topology: Topology
     write_waiters: WaiterList
-    on_awaited: Callable[[Literal["applied", "durable", "members", "commit point"]], None]
+    on_awaited: Callable[[What], None]
 
     def __init__(self) -> None:
         self._parts: dict[type, Any] = {}

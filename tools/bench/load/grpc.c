@@ -10,23 +10,11 @@ enum { KEY = 24, FRAME_HEAD = 9, GRPC_HEAD = 5, ROOM = 512 };
 enum { DATA, HEADERS, RST_STREAM = 3, SETTINGS, GOAWAY = 7, WINDOW_UPDATE = 8 };
 enum { ACK = 1, END_STREAM = 1, END_HEADERS = 4 };
 
-static char *put_bytes(char *to, const void *bytes, size_t size)
-{
-    memcpy(to, bytes, size);
-    return to + size;
-}
-
-static char *put32(char *to, uint32_t value)
-{
-    value = htonl(value);
-    return put_bytes(to, &value, 4);
-}
-
 static char *put_frame(char *to, uint32_t size, int type, int flags, uint32_t stream)
 {
-    to = put32(to, size << 8 | (uint32_t)type);
+    to = put_be32(to, size << 8 | (uint32_t)type);
     *to++ = (char)flags;
-    return put32(to, stream);
+    return put_be32(to, stream);
 }
 
 /* A header field that neither side keeps (RFC 7541, 6.2.2). name: its bytes as they are encoded. */
@@ -59,7 +47,7 @@ static void greet(struct connection *conn)
     to = put_bytes(to, preface, sizeof preface - 1);
     to = put_frame(to, 0, SETTINGS, 0, 0);
     to = put_frame(to, 4, WINDOW_UPDATE, 0, 0);
-    to = put32(to, 0x7fffffff - 0xffff);
+    to = put_be32(to, 0x7fffffff - 0xffff);
     conn->out_size = (size_t)(to - conn->out);
 }
 
@@ -79,7 +67,7 @@ static char *put_call(struct connection *conn, const char *path, uint32_t size)
     put_frame(head, (uint32_t)(to - head - FRAME_HEAD), HEADERS, END_HEADERS, stream);
     to = put_frame(to, GRPC_HEAD + size, DATA, END_STREAM, stream);
     *to++ = 0; /* not compressed */
-    return put32(to, size);
+    return put_be32(to, size);
 }
 
 static char *put_key(char *to, uint64_t number)

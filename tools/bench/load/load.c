@@ -45,6 +45,18 @@ void *allocate(size_t size)
     return found;
 }
 
+char *put_bytes(char *to, const void *bytes, size_t size)
+{
+    memcpy(to, bytes, size);
+    return to + size;
+}
+
+char *put_be32(char *to, uint32_t value)
+{
+    value = htonl(value);
+    return put_bytes(to, &value, 4);
+}
+
 static uint64_t clock_ns(clockid_t clock)
 {
     struct timespec now;

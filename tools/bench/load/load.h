@@ -42,4 +42,7 @@ uint64_t take_numbers(int count);
 /* The number of a document that was inserted before, by chance. */
 uint64_t any_number(void);
 void *allocate(size_t size);
+/* Both return the place behind what they put. put_be32: the most significant byte first. */
+char *put_bytes(char *to, const void *bytes, size_t size);
+char *put_be32(char *to, uint32_t value);
 #endif

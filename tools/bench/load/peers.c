@@ -7,18 +7,6 @@
 
 enum { KEY = 12, KEY_TEXT = 24, ROOM = 256 };
 
-static char *put_bytes(char *to, const void *bytes, size_t size)
-{
-    memcpy(to, bytes, size);
-    return to + size;
-}
-
-static char *put32(char *to, uint32_t value)
-{
-    value = htonl(value);
-    return put_bytes(to, &value, 4);
-}
-
 static char *put16(char *to, uint16_t value)
 {
     value = htons(value);
@@ -32,13 +20,13 @@ static char *put_string(char *to, const char *text)
 
 static char *put_key(char *to, uint64_t number)
 {
-    return put32(put32(put32(to, 0), (uint32_t)(number >> 32)), (uint32_t)number);
+    return put_be32(put_be32(put_be32(to, 0), (uint32_t)(number >> 32)), (uint32_t)number);
 }
 
 /* Ends the message whose type stands at `start`: its size is that of all after the type. */
 static char *put_end(char *to, char *start)
 {
-    put32(start + 1, (uint32_t)(to - start - 1));
+    put_be32(start + 1, (uint32_t)(to - start - 1));
     return to;
 }
 
@@ -62,10 +50,10 @@ static void postgres_greeting(struct connection *conn, const char *statement)
 {
     char *to = start_request(conn);
     if (conn->sent == 0) {
-        to = put32(to + 4, 3 << 16); /* the protocol's version */
+        to = put_be32(to + 4, 3 << 16); /* the protocol's version */
         to = put_string(put_string(put_string(put_string(to, "user"), "bench"), "database"), "postgres");
         *to++ = 0;
-        put32(conn->out, (uint32_t)(to - conn->out));
+        put_be32(conn->out, (uint32_t)(to - conn->out));
     } else {
         *to = 'P';
         to = put16(put_string(put_string(to + 5, "s"), statement), 0);
@@ -82,17 +70,17 @@ static char *put_execute(char *to, uint64_t number, bool with_document)
     to = put_string(put_string(to + 5, ""), "s");
     to = put16(put16(to, 1), 1); /* one format for all parameters: binary */
     to = put16(to, with_document ? 2 : 1);
-    to = put_key(put32(to, KEY), number);
+    to = put_key(put_be32(to, KEY), number);
     if (with_document) {
         uint32_t size = (uint32_t)options.size - KEY;
-        to = put32(to, size);
+        to = put_be32(to, size);
         memset(to, 'x', size);
         to += size;
     }
     to = put_end(put16(put16(to, 1), 1), start); /* results are binary, too */
     start = to;
     *to = 'E';
-    return put_end(put32(put_string(to + 5, ""), 0), start);
+    return put_end(put_be32(put_string(to + 5, ""), 0), start);
 }
 
 static void postgres_insert(struct connection *conn)
